@@ -17,7 +17,7 @@ from experiments.ablations import pretrained, runs, text, together
 from experiments.ablations import result as results
 from experiments.ablations.ablation import Named
 from experiments.cli import STOPPED, command
-from experiments.errors import UserError, require
+from experiments.errors import UserError, installed, require
 from experiments.training.step import graphdefs_of
 
 ROOT = Path("runs/ablate")
@@ -152,14 +152,11 @@ def report(named: Named, jobs, out: Path, record: bool) -> str:
     results.write(result, out / "result.json")
     files.write(out / "metrics.csv", results.table(result))
     title = f"# {named.paper}: {named.claim}, {named.size}\n\n"
-    image, problem = "curves.png", ""
-    try:
+    image = None
+    if installed("matplotlib"):
         from experiments.ablations import plots
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        image, problem = None, "The curves need matplotlib: pip install -e '.[plots]', then --resume."
-    else:
+
+        image = "curves.png"
         arms = {arm: [job.read() for job in jobs if job.arm == arm] for arm in named.ablation.all_arms}
         plots.write(named, arms, out / image)
     page = f"{title}{text.body(result, image, named.found)}\n\n{text.RULE}\n"
@@ -170,7 +167,11 @@ def report(named: Named, jobs, out: Path, record: bool) -> str:
         from experiments.ablations import reproduction
 
         written += reproduction.record(named, result, out)
-    require(not problem, f"{summary}\n{', '.join(written)} hold more. {problem}")
+    require(
+        image is not None,
+        f"{summary}\n{', '.join(written)} hold more. The curves need matplotlib: pip install -e '.[plots]', "
+        "then --resume.",
+    )
     return "\n".join([summary, *written])
 
 
@@ -287,23 +288,23 @@ class Reports:
     def __call__(self):
         for claim in [claim for claim in self.waiting if claim.done]:
             self.waiting.remove(claim)
-            try:
-                print(report(claim.named, claim.jobs, claim.out, self.record), flush=True)
-            except UserError as error:  # the others go on
-                self.problems.append(str(error))
+            self._write(claim)
 
     def rest(self):
         """At the end of the time: reports of the seeds that are complete, if there are as many as usual."""
-        for claim in list(self.waiting):
+        for claim in self.waiting:
             seeds = {job.seed for job in claim.complete}
-            if len(seeds) < min(ROUND, len(claim.seeds)):
-                print(f"{claim.named.slug}: {len(seeds)} of {len(claim.seeds)} seeds, no report", flush=True)
-                continue
-            print(f"{claim.named.slug}: {len(seeds)} of {len(claim.seeds)} seeds are complete", flush=True)
-            try:
-                print(report(claim.named, claim.complete, claim.out, self.record), flush=True)
-            except UserError as error:
-                self.problems.append(str(error))
+            enough = len(seeds) >= min(ROUND, len(claim.seeds))
+            of_all = f"{claim.named.slug}: {len(seeds)} of {len(claim.seeds)} seeds"
+            print(f"{of_all} are complete" if enough else f"{of_all}, no report", flush=True)
+            if enough:
+                self._write(claim)
+
+    def _write(self, claim: Claim):
+        try:
+            print(report(claim.named, claim.complete, claim.out, self.record), flush=True)
+        except UserError as error:  # the others go on
+            self.problems.append(str(error))
 
 
 def check_begun(claim: Claim, again: bool) -> None:
@@ -315,7 +316,32 @@ def check_begun(claim: Claim, again: bool) -> None:
         runs.one_commit(claim.jobs, runs.code_now())
 
 
+def train_only(jobs: list[runs.Job], claim: Claim, compiled: Path) -> None:
+    """Train some runs of an ablation, one after the other."""
+    runs.register(claim.named, claim.out)
+    runs.share_compilations(compiled)
+    for job in jobs:
+        runs.run_one(job, claim.jobs)
+
+
+def in_rounds(claims: list[Claim]) -> list[runs.Job]:
+    """The runs of all ablations: those of more seeds of any after those of the first seeds of all."""
+    jobs = [job for claim in claims for job in claim.jobs]
+    first = {claim.out: set(claim.seeds[:ROUND]) for claim in claims}
+    return sorted(jobs, key=lambda job: job.seed not in first[job.out.parents[1]])
+
+
+def say_failed(jobs: list[runs.Job], again: str) -> None:
+    names = ", ".join(job.name for job in jobs)
+    logs = ", ".join(str(job.out.with_suffix(".log")) for job in jobs)
+    print(f"These runs failed or were stopped: {names}. See {logs}.", file=sys.stderr)
+    print(f"Continue with: {again}")
+
+
 def start(args, again: str) -> int:
+    """Train what the arguments name, and report it; the exit status.
+
+    again: the command that continues it."""
     require(args.jobs >= 0, f"--jobs must be positive, or 0 for one on each GPU, got {args.jobs}.")
     require(args.cores >= 0, f"--cores must not be negative, got {args.cores}.")
     require(args.jobs != 1 or not args.cores, "--cores is for several runs at a time: give --jobs too.")
@@ -327,18 +353,11 @@ def start(args, again: str) -> int:
         array(claims, compiled, again, args.only)
         return 0
     if args.only:
-        wanted = chosen(args.only, claims)
-        runs.register(claims[0].named, claims[0].out)
-        runs.share_compilations(compiled)
-        for job in wanted:
-            runs.run_one(job, claims[0].jobs)
+        train_only(chosen(args.only, claims), claims[0], compiled)
         return 0
     for claim in claims:
         check_begun(claim, again=args.resume or bool(args.more_seeds))
-    jobs = [job for claim in claims for job in claim.jobs]
-    first = {claim.out: set(claim.seeds[:ROUND]) for claim in claims}
-    jobs.sort(key=lambda job: job.seed not in first[job.out.parents[1]])  # more of any after the first of all
-    jobs = runs.in_common(jobs)
+    jobs = runs.in_common(in_rounds(claims))
     slots = runs.slots(args.jobs, args.cores) if args.jobs != 1 else []
     copied = runs.reuse(jobs, args.reuse) if args.reuse else []
     runs.check_starts(jobs)
@@ -351,13 +370,10 @@ def start(args, again: str) -> int:
     if slots:
         commands = {job.out: claim.command(compiled) for claim in claims for job in claim.jobs}
         failed = runs.run_in_parallel(jobs, lambda job: commands[job.out], slots, ended=reports, until=until)
-        if failed and time.time() < until:
-            names = ", ".join(job.name for job in failed)
-            logs = ", ".join(str(job.out.with_suffix(".log")) for job in failed)
-            print(f"These runs failed or were stopped: {names}. See {logs}.", file=sys.stderr)
-            print(f"Continue with: {again}")
-            return 1
         finished = not failed
+        if failed and time.time() < until:
+            say_failed(failed, again)
+            return 1
     else:
         runs.share_compilations(compiled)
         finished = runs.run_in_turn(jobs, ended=reports, until=until)

@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import inspect
 import json
-import pkgutil
 import sys
 import traceback
 from dataclasses import dataclass
@@ -253,10 +252,10 @@ def with_part(config: "Config", part: str, name: str) -> "Config":
     return with_method(config, name) if part == "method" else with_component(config, part, name)
 
 
-def nearest(name: str, known, cutoff: float = 0.4) -> str:
+def nearest(name: str, known) -> str:
     """` Did you mean ...?` with the nearest of some names, whatever their case; "" if none is near."""
     lower = {key.lower(): key for key in known}
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=cutoff)
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.4)
     return f" Did you mean {lower[near[0]]}?" if near else ""
 
 
@@ -297,11 +296,8 @@ ROOMS = {"model": ("experiments.models", models.Config), "data": ("experiments.d
 
 
 def components(field: str) -> dict[str, type]:
-    """The models, or the datasets, of this repository by name: `Config` of each module that has one."""
-    room, base = ROOMS[field]
-    modules = [info.name for info in pkgutil.iter_modules(importlib.import_module(room).__path__)]
-    kinds = {name: getattr(importlib.import_module(f"{room}.{name}"), "Config", base) for name in modules}
-    return {name: kind for name, kind in kinds.items() if issubclass(kind, base) and kind is not base}
+    """The models, or the datasets, of this repository by name."""
+    return datas.configs_in(*ROOMS[field])
 
 
 def name_of(component) -> str:

@@ -15,9 +15,8 @@ from experiments.ablations.leaks import config_of, leaking, marked
 from experiments.ablations.verdicts import Comparison, Interval
 from experiments.analysis.comparison import NOTE
 from experiments.analysis.tables import loose, markdown
-from experiments.benchmarks import pages as bench
-from experiments.benchmarks import quoted, rows, select
-from experiments.benchmarks.settings import Settings
+from experiments.benchmarks import lead, quoted, rows, select, stored
+from experiments.benchmarks.settings import RESULTS
 from experiments.cli import command
 from experiments.config import REPOSITORY
 from jax_sparse24.engine.plan import FFN
@@ -103,11 +102,12 @@ dense arm and replicates are not listed. Methods without a row were not measured
 
 def page() -> str:
     """The page as Markdown."""
+    results, recorded = stored.load(RESULTS), reproduction.recorded()
     parts = [
         INTRODUCTION,
-        decision(),
-        break_even(),
-        costs(),
+        decision(results, recorded),
+        break_even(results),
+        costs(recorded),
         "## Methods",
         overview(),
         GLOSSARY,
@@ -115,35 +115,34 @@ def page() -> str:
         products(),
         memory(),
         TIME,
-        time(),
+        time(results),
         LOSS,
-        loss(),
+        loss(recorded),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def decision() -> str:
+def decision(results: dict, recorded: list) -> str:
     """What the two tables say, with what larger models lost and at which widths nothing was measured."""
-    without = quoted.without_loss(bench.load(Settings().folder), reproduction.recorded())
+    without = quoted.without_loss(results, recorded)
     words = DECISION.format(larger=quoted.of_studies(""), without_loss=without)
     return textwrap.fill(words, 110, break_on_hyphens=False, break_long_words=False)
 
 
-def break_even() -> str:
+def break_even(results: dict) -> str:
     """How much faster whole steps are, by GPU and width."""
     lines = [["GPU", "d, f", "tokens", *quoted.METHODS]]
-    for name, suites in quoted.gpus(bench.load(Settings().folder)).items():
+    for name, suites in quoted.gpus(results).items():
         for (_, tokens, d, f), rows_there in quoted.of_methods(suites, "train-step").items():
-            cells = [quoted.cell(rows_there.get(m), "dense step", "step") for m in quoted.METHODS]
+            cells = [lead.cell(rows_there.get(m), *lead.PROGRAMS["train-step"]) for m in quoted.METHODS]
             lines.append([name, f"{d}, {f}", str(tokens), *cells])
     return markdown(lines)
 
 
-def costs() -> str:
+def costs(recorded: list) -> str:
     """What a method costs in loss and saves in memory."""
     d, f = WIDTHS
     dense = saved_bytes(s24.methods.Dense(), (TOKENS, d, f), "float32")
-    recorded = list(reproduction.recorded())
     header = ["method", "activations saved, of dense", "loss minus dense, equal steps", "measured at"]
     lines = [[*header, "equal time", "measured at"]]
     for name in quoted.METHODS:
@@ -151,14 +150,9 @@ def costs() -> str:
         cells = []
         for where in (quoted.LOSSES[name], (*quoted.EQUAL_TIME, name)):
             found = quoted.loss_of(recorded, *where)
-            cells += ["not measured", "-"] if found is None else [said(found), measured(found)]
+            cells += ["not measured", "-"] if found is None else [str(found), measured(found)]
         lines.append([f"`{name}`", f"{saved / dense:.2f}", *cells])
     return markdown(lines)
-
-
-def said(found) -> str:
-    """A change of loss."""
-    return f"{found.mean:+.3f} ({found.least:+.3f} to {found.most:+.3f})"
 
 
 def measured(found) -> str:
@@ -192,12 +186,12 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:.2f} MiB" if size else "-"
 
 
-def time() -> str:
+def time(results: dict) -> str:
     lines = [["method", "hardware", "dtype", "shapes", "slowest", "fastest"]]
-    for hardware, suites in bench.load(Settings().folder).items():
+    for hardware, suites in results.items():
         speeds = {}
         for row in select.current(suites, "ffn"):
-            ratio = rows.ratio(row, "dense both", "both")
+            ratio = rows.ratio(row, *lead.PROGRAMS["ffn"])
             if (
                 row["implementation"] not in ("torch", "xla")
                 and not select.is_dense(row["method"])
@@ -210,9 +204,9 @@ def time() -> str:
     return markdown(lines)
 
 
-def loss() -> str:
+def loss(recorded: list) -> str:
     lines = [["method", "claim", "arm", "size", "seeds", "loss minus dense", "95 % interval"]]
-    for _, result in reproduction.recorded():
+    for _, result in recorded:
         if (result["paper"], result["name"]) == quoted.EQUAL_TIME:
             continue  # other numbers of steps
         methods = {arm: type(config_of(result, arm).method).__name__ for arm in result["arms"]}

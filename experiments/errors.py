@@ -1,6 +1,7 @@
 """Mistakes that a user can correct, and what the system refuses."""
 
 import errno
+import importlib.util
 
 # What the system refuses for no fault of the program.
 REFUSALS = {
@@ -12,6 +13,11 @@ REFUSALS = {
 
 class UserError(ValueError):
     """A mistake that the user can correct: shown as one message, without a traceback."""
+
+
+def installed(*packages: str) -> bool:
+    """Whether all of these packages can be imported."""
+    return all(importlib.util.find_spec(name) is not None for name in packages)
 
 
 def require(condition: bool, message: str):

@@ -18,7 +18,7 @@ from experiments.ablations.built import RULE
 from experiments.analysis.tables import markdown
 from experiments.cli import command
 from experiments.config import REPOSITORY
-from experiments.errors import UserError, require
+from experiments.errors import installed, require
 
 PAGE = "evidence.md"
 FIGURES = "evidence"  # folder beside the page
@@ -159,12 +159,9 @@ def how() -> str:
 
 def figures():
     """The module that draws. Raises UserError without matplotlib."""
-    try:
-        from experiments.ablations import evidence_plots
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise UserError("The figures need matplotlib: pip install -e '.[plots]'.") from error
+    require(installed("matplotlib"), "The figures need matplotlib: pip install -e '.[plots]'.")
+    from experiments.ablations import evidence_plots
+
     return evidence_plots
 
 
@@ -184,15 +181,16 @@ def trade(studies: list[evidence.Study], folder: Path) -> list[str]:
 def section(study: evidence.Study, folder: Path) -> str:
     """The part of the page about a study, whose figures go into a folder."""
     parts = [f"## {study.name}", evidence.summary(study)]
-    if study.decides_nothing:
-        parts += filter(None, [IN_PLACE_OF_A_CLAIM[study.name], evidence.found_of(study)])
-    parts += [evidence.about(study), evidence.table(study)]
     drawn = figures().write(study, folder)
-    parts += [said] if not study.decides_nothing and (said := evidence.claim(study)) else []
-    parts += [f"![{shown}, size {study.name}]({folder.name}/{name})" for name, shown in drawn.items()]
-    if not study.decides_nothing and (said := evidence.samples(study)):
-        parts += ["### What they write", said]
-    return "\n\n".join(parts)
+    pictures = [f"![{shown}, size {study.name}]({folder.name}/{name})" for name, shown in drawn.items()]
+    if study.decides_nothing:
+        parts += [IN_PLACE_OF_A_CLAIM[study.name], evidence.found_of(study)]
+        parts += [evidence.about(study), evidence.table(study), *pictures]
+    else:
+        parts += [evidence.about(study), evidence.table(study), evidence.claim(study), *pictures]
+        if said := evidence.samples(study):
+            parts += ["### What they write", said]
+    return "\n\n".join(filter(None, parts))
 
 
 def plan(argv: list[str]) -> str:
@@ -264,14 +262,41 @@ def by_name(folders: list[Path]) -> dict[str, list[Path]]:
     return named
 
 
-@command
-def main(argv=None):
-    parser = argparse.ArgumentParser(
+def page(studies: list[evidence.Study], drawn: Path) -> str:
+    """The page of some studies, whose figures go into a folder."""
+    # Of equally long runs, what has more of them comes first: main runs before their controls.
+    studies = sorted(
+        studies,
+        key=lambda study: (evidence.tokens_of_a_run(study), sum(map(len, study.arms.values()))),
+        reverse=True,
+    )
+    parts = ["# Evidence", *evidence.losing(studies), *evidence.at_equal_time(studies), HEAD]
+    if studies:
+        drawn.mkdir(parents=True, exist_ok=True)
+        parts += [*trade(studies, drawn), evidence.over_tokens(studies), READING]
+        parts += [section(study, drawn) for study in studies]
+    return "\n\n".join(filter(None, [*parts, how()])) + "\n"
+
+
+def words_for_ablate(args, folder: Path, others: list[Path]) -> list[str]:
+    """The arguments with which `python -m experiments.ablate` trains what --run names.
+
+    folder: into which. others: folders of records beside it."""
+    words = [args.run, "--out", str(folder), *(["--any-speed"] if args.any_speed else [])]
+    for name in ("only", "seeds", "jobs"):
+        words += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
+    for other in [*by_name(others).get(folder.resolve().name, []), folder]:
+        words += ["--beside", str(other)]
+    return words
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
         prog="python -m experiments.study",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
+    p.add_argument(
         "studies",
         type=Path,
         nargs="*",
@@ -280,10 +305,10 @@ def main(argv=None):
         "study. With --run these are other studies for the page, or, where they have the name SIZE, other "
         "runs of this one",
     )
-    parser.add_argument(
+    p.add_argument(
         "--out", type=Path, required=True, help=f"folder for {PAGE}, and for the figures in {FIGURES}/"
     )
-    parser.add_argument(
+    p.add_argument(
         "--run",
         metavar="CONFIG:SIZE",
         help="before, train runs of this ablation into OUT/SIZE, a study that the page then has; runs that "
@@ -293,53 +318,39 @@ def main(argv=None):
         "--only, --seeds, --jobs and --any-speed are those of experiments.ablate",
     )
     for option in ("--only", "--seeds", "--jobs"):
-        parser.add_argument(option, help="with --run")
-    parser.add_argument("--any-speed", action="store_true", help="with --run")
-    parser.add_argument(
+        p.add_argument(option, help="with --run")
+    p.add_argument("--any-speed", action="store_true", help="with --run")
+    p.add_argument(
         "--plan",
         action="store_true",
         help="with --run: ask the same, and say what would be trained and what is in OUT/SIZE already; train "
         "and write nothing",
     )
-    args = parser.parse_args(argv)
+    return p
+
+
+@command
+def main(argv=None):
+    args = parser().parse_args(argv)
     options = ("only", "seeds", "jobs", "any_speed", "plan")
     given = [f"--{name.replace('_', '-')}" for name in options if getattr(args, name)]
     require(bool(args.run) or not given, f"{', '.join(given)} needs --run CONFIG:SIZE.")
+    folders = args.studies
     if args.run:
         folder = args.out / ablation.load(args.run).size
-        args.studies = [other for other in args.studies if other.resolve() != folder.resolve()]
-        words = [args.run, "--out", str(folder), *(["--any-speed"] if args.any_speed else [])]
-        for name in ("only", "seeds", "jobs"):
-            words += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
-        for other in [*by_name(args.studies).get(folder.resolve().name, []), folder]:
-            words += ["--beside", str(other)]
-        check(args.studies, folder, words)
+        folders = [other for other in args.studies if other.resolve() != folder.resolve()]
+        words = words_for_ablate(args, folder, folders)
+        check(folders, folder, words)
         if args.plan:
             print(plan(words))
             return 0
         again = not args.only and folder.exists() and any(folder.iterdir())
         if status := ablate.main([*words, *(["--resume"] if again else [])]):
             return status
-        args.studies.append(folder)
-    drawn = args.out / FIGURES
-    studies = [evidence.read(*folders) for folders in by_name(args.studies).values()]
-    # Of equally long runs, what has more of them comes first: main runs before their controls.
-    studies.sort(
-        key=lambda study: (evidence.tokens_of_a_run(study), sum(map(len, study.arms.values()))), reverse=True
-    )
-    if studies:
-        drawn.mkdir(parents=True, exist_ok=True)
-    parts = [
-        "# Evidence",
-        *evidence.losing(studies),
-        *evidence.at_equal_time(studies),
-        HEAD,
-        *trade(studies, drawn),
-    ]
-    parts += [said] if (said := evidence.over_tokens(studies)) else []
-    parts += [*([READING] if studies else []), *(section(study, drawn) for study in studies), how()]
+        folders.append(folder)
+    studies = [evidence.read(*named) for named in by_name(folders).values()]
     args.out.mkdir(parents=True, exist_ok=True)
-    files.write(args.out / PAGE, "\n\n".join(parts) + "\n")
+    files.write(args.out / PAGE, page(studies, args.out / FIGURES))
     print(args.out / PAGE)
     return 0
 

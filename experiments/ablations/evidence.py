@@ -23,7 +23,6 @@ from experiments.analysis.runs import Run
 from experiments.analysis.tables import markdown
 from experiments.config import REPOSITORY
 from experiments.data.vocabulary import bits_per_byte
-from experiments.training import speed
 
 
 @dataclass(frozen=True)
@@ -184,14 +183,8 @@ class Study:
         return found
 
     def mfu(self, arm: str) -> list[float]:
-        """Of the same means: the share of the peak of the devices that the products of the arm's model take,
-        all of them counted as dense. [] where the peak is not known."""
-
-        def share(run):
-            one = share_per_token(run, list(self.built[run.out].devices))
-            return one and one * tokens_per_step(run) / pace(run)
-
-        return self.apart(arm, share)
+        """See `apart`, of `share_of_peak`."""
+        return self.apart(arm, share_of_peak)
 
     def _timed(self, arm: str) -> list[tuple[Run, Run]]:
         """Each run of an arm after one of the reference whose time compares: of its seed, if there is one."""
@@ -315,11 +308,6 @@ def pace(run: Run) -> float:
     return float(seconds_at(run, [steps])[0]) / steps
 
 
-def final(kind: str):
-    """What takes the last loss of a run, nats per token. kind: "dense" or "sparse"."""
-    return lambda run: run.last("eval", kind)
-
-
 def trained_products(run: Run) -> str:
     """The products of the trained model: sparse where its weights are sparse to the end, else dense."""
     return "sparse" if run.config.ends_sparse else "dense"
@@ -327,7 +315,7 @@ def trained_products(run: Run) -> str:
 
 def last_loss(run: Run) -> float:
     """The last loss of the trained model, nats per token."""
-    return final(trained_products(run))(run)
+    return run.last("eval", trained_products(run))
 
 
 def second_bits(run: Run) -> float | None:
@@ -378,14 +366,13 @@ def joules_per_token(run: Run) -> float | None:
     return float(np.mean(values)) / tokens_per_step(run) if len(values) else None
 
 
-def share_per_token(run: Run, devices: list[str]) -> float | None:
-    """The share of a second of a run's devices at their peak that a token's products take: as the run wrote
-    it down, else by its model. None where neither is known."""
-    for row in run.rows.get("train", []):
-        if row.get("mfu") and row.get("tokens_per_s"):
-            return row["mfu"] / row["tokens_per_s"]
-    peak = speed.peak(run.config, devices)
-    return speed.flops_per_token(run.config) / peak if peak else None
+def share_of_peak(run: Run) -> float | None:
+    """The share of the peak of its devices that the products of a run's model took, all of them counted as
+    dense; None where the peak was not known."""
+    for row in run.rows["train"]:
+        if row.get("mfu"):
+            return row["mfu"] / row["tokens_per_s"] * tokens_per_step(run) / pace(run)
+    return None
 
 
 def table(study: Study) -> str:
@@ -400,21 +387,23 @@ def table(study: Study) -> str:
         memory = [peak for run in runs.values() if (peak := run.last("eval", "peak_bytes"))]
         second = [second_bits(run) for run in runs.values()]
         energy = study.apart(arm, joules_per_token)
+        behind, whole_run = "-", ["-", "-"]
+        if arm != study.reference:
+            speeds = (study.run_speed(arm), study.run_speed(arm, corrected=False))
+            behind = interval(study.gap(arm), "+.4f")
+            whole_run = [interval(speed, ".2f", "x") for speed in speeds]
         lines.append(
             [
                 arm,
                 str(len(runs)),
                 str(some.config.train.steps),
-                f"{mean(final('dense')):.4f}",
+                f"{mean(lambda run: run.last('eval', 'dense')):.4f}",
                 f"{mean(lambda run: bits_per_byte(last_loss(run), run.bytes_per_token)):.4f}",
                 "-" if None in second else f"{np.mean(second):.4f}",
-                f"{mean(final('sparse')):.4f}",
-                "-" if arm == study.reference else interval(study.gap(arm), "+.4f"),
+                f"{mean(lambda run: run.last('eval', 'sparse')):.4f}",
+                behind,
                 " to ".join(dict.fromkeys(f"{step:.2f}x" for step in study.step_speeds(arm))) or "-",
-                "-" if arm == study.reference else interval(study.run_speed(arm), ".2f", "x"),
-                "-"
-                if arm == study.reference
-                else interval(study.run_speed(arm, corrected=False), ".2f", "x"),
+                *whole_run,
                 " to ".join(f"{one:,.0f}" for one in study.tokens_per_second(arm)),
                 " to ".join(f"{share:.1%}" for share in study.mfu(arm)) or "-",
                 " to ".join(f"{1e3 * one:.2f}" for one in energy) or "not measured",

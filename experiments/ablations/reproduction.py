@@ -5,7 +5,6 @@ small enough to be committed; run folders with their checkpoints are not.
 """
 
 import ast
-import importlib.util
 import itertools
 import json
 import shutil
@@ -19,6 +18,7 @@ from experiments.ablations import text
 from experiments.ablations.ablation import Named
 from experiments.analysis.tables import loose, markdown
 from experiments.config import REPOSITORY
+from experiments.errors import installed
 
 PAGE = REPOSITORY / "docs/reproduction.md"
 FOLDER = REPOSITORY / "docs/reproduction"
@@ -305,7 +305,7 @@ def _figure(path: Path) -> Path:
 def write_docs() -> list[str]:
     """Write the pages and, where matplotlib is installed, their figures; the paths of the pages."""
     found = recorded()
-    if importlib.util.find_spec("matplotlib"):
+    if installed("matplotlib"):
         from experiments.ablations import plots
 
         for path, result in found:

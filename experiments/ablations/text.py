@@ -245,19 +245,14 @@ def provenance(result: dict) -> str:
     packages = ", ".join(
         f"{name} {result['packages'][name]}" for name in ("jax", "flax") if result["packages"].get(name)
     )
-    known = result["commits"] or ["unknown"]
+    known = result["commits"]
     commit = f"commit{'s' * (len(known) > 1)} {', '.join(known)}"
     if len(known) > 1:
         commit += " (combined before one result had to be of one commit)"
     cores = " and ".join(map(str, result.get("cores per run", [])))
     cores = f" ({cores} for each run)" if result["hardware"]["platform"] == "cpu" and cores else ""
     text = result.get("corpus")
-    if not text:
-        fingerprint = "its fingerprint was not stored"
-    elif "digest" in text:
-        fingerprint = f"fingerprint {text['digest'][:12]}"
-    else:
-        fingerprint = f"{text.get('bytes', 0)} bytes in {text.get('records', 0)} records"
+    fingerprint = f"fingerprint {text['digest'][:12]}" if text else "its fingerprint was not stored"
     kind, source = model.get("ffn") or model["class"], data.get("corpus") or data["class"]
     unit = "byte" if data.get("tokenizer", "bytes") == "bytes" else "token"
     return (

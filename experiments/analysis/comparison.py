@@ -2,46 +2,47 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from experiments import files
-from experiments.analysis.runs import Run, descent, mean, monitor_cost, percent, read_runs
+from experiments.analysis.outcome import EARLY, measured
+from experiments.analysis.runs import Run, read_runs
 from experiments.analysis.tables import markdown
 from experiments.data.vocabulary import bits_per_byte
-from experiments.errors import UserError
+from experiments.errors import installed, require
 
 LEAKS = " *"  # beside a loss that is no language model's
 NOTE = f"Marked{LEAKS}: no language-model loss; it may depend on later tokens."
 PICTURES = {"loss.png": "Losses by optimiser step", "flip_rate.png": "Flip rates by optimiser step"}
-EARLY = 0.25  # the flip rate's "early" is its mean over the first quarter of the steps, "late" over the last
 
 
 def summary(run: Run) -> dict:
     """The numbers of one run for the table; None where they were not measured."""
-    steps, flips = run.column("monitor", "flip_rate")
-    total = run.config.train.steps
-    _, speed = run.column("train", "steps_per_s")
+    known, flips = measured(run), run.column("monitor", "flip_rate")[1]
     dense, sparse = run.last("eval", "dense"), run.last("eval", "sparse")
     leaks, bits = "" if run.config.method.causal else LEAKS, lambda x: bits_per_byte(x, run.bytes_per_token)
+    done = max((row["step"] for row in run.rows.get("train", [])), default=-1) + 1
     return {
         "method": type(run.config.method).__name__,
-        "steps": f"{max((row['step'] for row in run.rows.get('train', [])), default=-1) + 1}/{total}",
+        "steps": f"{done}/{run.config.train.steps}",
         "val. loss, dense (nats)": dense,
         "val. loss, sparse (nats)": sparse and show(sparse) + leaks,
         "leak of later tokens (nats)": run.last("eval", "leak"),
         "bits per byte, dense": dense and bits(dense),
         "bits per byte, sparse": sparse and show(bits(sparse)) + leaks,
-        "flip rate early (%)": percent(flips[steps < EARLY * total]) if len(flips) else None,
-        "flip rate peak (%)": percent([flips.max()]) if len(flips) else None,
-        "flip rate late (%)": percent(flips[steps >= (1 - EARLY) * total]) if len(flips) else None,
-        "flipped since start (%)": percent(run.column("monitor", "flipped_since_start")[1][-1:]),
-        "kept share of abs(w)": run.last("monitor", "kept_share"),
-        "steps with rising loss (%)": percent(run.column("monitor", "rising")[1]),
-        "actual / predicted loss change": descent(run),
-        "gradient cosine, sparse and dense": mean(run.column("probe", "cosine")[1]),
-        "monitors (% of step time)": percent([cost]) if (cost := monitor_cost(run)) else None,
-        "steps/s": float(np.median(speed)) if len(speed) else None,
+        "flip rate early (%)": percent(known["flip_early"]),
+        "flip rate peak (%)": percent(max(flips, default=None)),
+        "flip rate late (%)": percent(known["flip_late"]),
+        "flipped since start (%)": percent(known["flipped_since_start"]),
+        "kept share of abs(w)": known["kept_share"],
+        "steps with rising loss (%)": percent(known["rising"]),
+        "actual / predicted loss change": known["descent"],
+        "gradient cosine, sparse and dense": known["cosine"],
+        "monitors (% of step time)": percent(known["monitor_cost"]),
+        "steps/s": known["steps_per_s"],
     }
+
+
+def percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
 def show(value) -> str:
@@ -106,21 +107,17 @@ def write_report(folders, out: Path, *, title: str = "Report", extra: str = "") 
     """
     runs = read_runs(folders)
     out.mkdir(parents=True, exist_ok=True)
-    try:
+    images, drawn = [], installed("matplotlib", "markdown_it")
+    if drawn:
         from experiments.analysis import curves, html
 
         images = curves.write(runs, out)
-    except ModuleNotFoundError as error:
-        if error.name not in ("matplotlib", "markdown_it"):
-            raise
-        images = None
-    pictures = "".join(f"\n![{PICTURES[name]}]({name})\n" for name in images or ())
+    pictures = "".join(f"\n![{PICTURES[name]}]({name})\n" for name in images)
     files.write(out / "report.md", f"# {title}\n\n{text(runs)}\n{pictures}\n{NOTES}\n{extra}")
-    if images is None:
-        raise UserError(
-            f"{text(runs)}\n\n{out / 'report.md'} holds this table. The plots need matplotlib: pip "
-            "install -e '.[plots]' "
-            "and run the report again."
-        )
+    require(
+        drawn,
+        f"{text(runs)}\n\n{out / 'report.md'} holds this table. The plots need matplotlib: pip install -e "
+        "'.[plots]' and run the report again.",
+    )
     html.write(out / "report.md")
     return text(runs)

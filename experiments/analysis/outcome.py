@@ -4,6 +4,7 @@ import numpy as np
 
 from experiments.analysis.runs import Run, descent, monitor_cost
 
+EARLY = 0.25  # share of the steps that "early" is the first of, and "late" the last
 SHARE, ENERGY = (0.0, 1.0), (0.0, None)
 # Floor and ceiling of metrics that have them: an arm that stays there exercises nothing.
 LIMITS = {
@@ -54,9 +55,12 @@ METRICS = {
 
 def outcome(run: Run) -> dict[str, float | None]:
     """METRICS of a run; None where it was not measured, and everywhere unless its rows cover its steps."""
-    if run.gap:
-        return dict.fromkeys(METRICS)
-    total, evaluated = run.config.train.steps, run.rows["eval"]
+    return dict.fromkeys(METRICS) if run.gap else measured(run)
+
+
+def measured(run: Run) -> dict[str, float | None]:
+    """METRICS of a run by the rows that it has; None where it was not measured."""
+    total, evaluated = run.config.train.steps, run.rows.get("eval") or [{}]
 
     def over(kind, name, first=0.0, last=1.0):
         at, values = run.column(kind, name)
@@ -64,8 +68,8 @@ def outcome(run: Run) -> dict[str, float | None]:
         return float(np.mean(chosen)) if len(chosen) else None
 
     sparse_at_end = run.phases[-1][2].sparse
-    early, late = over("monitor", "flip_rate", 0, 0.25), over("monitor", "flip_rate", 0.75)
-    dense, sparse = evaluated[-1]["dense"], evaluated[-1]["sparse"]
+    early, late = over("monitor", "flip_rate", 0, EARLY), over("monitor", "flip_rate", 1 - EARLY)
+    dense, sparse = evaluated[-1].get("dense"), evaluated[-1].get("sparse")
     leak = 0.0 if run.config.method.causal else run.last("eval", "leak")
     speeds = run.column("train", "steps_per_s")[1]
     (begin, end), *_ = [(b, e) for b, e, phase in run.phases if phase.sparse] or [(0, 0)]
@@ -81,10 +85,10 @@ def outcome(run: Run) -> dict[str, float | None]:
         "sparse_gap": None if dense is None or sparse is None else sparse - dense,
         "leak": leak,
         "val_causal": None if sparse is None or leak is None else sparse + leak,
-        "early_loss": over("train", "loss", 0, 0.25),
+        "early_loss": over("train", "loss", 0, EARLY),
         "train_loss": over("train", "loss", 0.9),
         "flip_early": early,
-        "flip_mid": over("monitor", "flip_rate", 0.25, 0.75),
+        "flip_mid": over("monitor", "flip_rate", EARLY, 1 - EARLY),
         "flip_late": late,
         "flip_fade": late / early if early and late is not None else None,
         "flipped_since_start": run.last("monitor", "flipped_since_start"),

@@ -82,19 +82,12 @@ def read_runs(folders) -> list[Run]:
     return [read_run(folder, str(folder.resolve().relative_to(common))) for folder in folders]
 
 
-def percent(shares):
-    """The mean of some shares, in percent."""
-    return 100 * float(np.mean(shares)) if len(shares) else None
-
-
-def mean(values):
-    return float(np.mean(values)) if len(values) else None
-
-
 def descent(run: Run):
     """Actual over predicted loss change, both summed over the measured steps, or None."""
-    predicted, actual = (mean(run.column("monitor", f"{name}_change")[1]) for name in ("predicted", "loss"))
-    return actual / predicted if predicted and actual is not None else None
+    predicted, actual = (run.column("monitor", f"{name}_change")[1] for name in ("predicted", "loss"))
+    if not len(predicted) or not len(actual) or not np.mean(predicted):
+        return None
+    return float(np.mean(actual)) / float(np.mean(predicted))
 
 
 def monitor_cost(run: Run):

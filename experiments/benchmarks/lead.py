@@ -49,7 +49,7 @@ def table(suites: dict) -> str:
         [
             {"ffn": "block", "train-step": f"step, {place.blocks} blocks"}[place.what],
             *(place.dtype, place.T, f"{place.d}, {place.f}"),
-            *(cell(own.get(m), place.what) for m in methods),
+            *(cell(own.get(m), *PROGRAMS[place.what]) for m in methods),
         ]
         for place, own in found.items()
     ]
@@ -57,8 +57,8 @@ def table(suites: dict) -> str:
     return rows.table(header, lines) if lines else ""
 
 
-def cell(row: dict | None, what: str) -> str:
+def cell(row: dict | None, base: str, name: str) -> str:
     """`1.31x (1.30-1.33)`; older rows are marked."""
     if row is None:
         return "-"
-    return rows.show_ratio(row, *PROGRAMS[what]) + (" *" if stored.is_old(row) else "")
+    return rows.show_ratio(row, base, name) + (" *" if stored.is_old(row) else "")

@@ -8,10 +8,9 @@ from experiments.ablations import reproduction
 from experiments.benchmarks import comparison, lead, quoted, rows, select, stored
 from experiments.benchmarks.settings import RESULTS
 from experiments.benchmarks.shown import gpus_first, hardware, images
-from experiments.benchmarks.stored import load
 from experiments.benchmarks.suites import ffn, gemm, ladder, producers, train_step
 from experiments.config import REPOSITORY
-from experiments.errors import UserError
+from experiments.errors import installed, require
 
 PAGE = REPOSITORY / "docs/benchmarks.md"
 IMAGES = REPOSITORY / "docs/images"
@@ -51,28 +50,24 @@ again.
 A result names the commit that ran. *With uncommitted changes* says that the code differed from it, and how
 was not kept: the commit is the nearest that can be checked out, and not exactly what was measured.
 """
-SUITES = {"ffn": ffn, "train-step": train_step, "ladder": ladder, "gemm": gemm, "producers": producers}
-TITLES = {
-    "ffn": "Feed-forward blocks",
-    "train-step": "Training steps",
-    "ladder": "The throughput ladder",
-    "gemm": "Single products",
-    "producers": "Producers of sparse operands",
+SUITES = {
+    "ffn": ("Feed-forward blocks", ffn),
+    "train-step": ("Training steps", train_step),
+    "ladder": ("The throughput ladder", ladder),
+    "gemm": ("Single products", gemm),
+    "producers": ("Producers of sparse operands", producers),
 }
 
 
 def write(folder: Path) -> str:
     """Write the page and its plots, and of this repository's results what other pages quote; returns what was
     written, in words."""
-    results = load(folder)
+    results = stored.load(folder)
     files.write(PAGE, page(results, stored.files(folder)))
     pages = quoted.write(results, reproduction.recorded()) if folder == RESULTS else []
-    try:
-        from experiments.benchmarks import plots
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise UserError(f"{PAGE} is written; plots need matplotlib: pip install -e '.[plots]'.") from error
+    require(installed("matplotlib"), f"{PAGE} is written; plots need matplotlib: pip install -e '.[plots]'.")
+    from experiments.benchmarks import plots
+
     IMAGES.mkdir(parents=True, exist_ok=True)
     made = [plots.write(suites, IMAGES / name) for suites in results.values() for name in images(suites)]
     return "\n".join(str(path) for path in [PAGE, *pages, *made])
@@ -112,17 +107,17 @@ def section(suites: dict) -> str:
     parts = [f"## {hardware(suites)['description']}: all results\n", summary(suites)]
     shown = 1 if lead.places(suites) else 0  # by `leading`
     parts += [f"![{alt}](images/{name})\n" for name, alt in list(images(suites).items())[shown:]]
-    for suite, module in SUITES.items():
+    for suite, (title, module) in SUITES.items():
         if suite not in suites:
             continue
         result = suites[suite]
-        parts.append(f"### {TITLES[suite]}\n\n{module.WHAT}\n\n{provenance(result)}\n")
+        parts.append(f"### {title}\n\n{module.WHAT}\n\n{provenance(result)}\n")
         old, new = (
             [row for row in result["rows"] if stored.is_old(row) == is_old] for is_old in (True, False)
         )
         parts += [f"{tables(suite, module, new)}\n"] if new else []
-        title = "#### Rotating order (older)\n\n" if new else "**Rotating order (older)**\n\n"
-        parts += [f"{title}{tables(suite, module, old)}\n"] if old else []
+        of_old = "#### Rotating order (older)" if new else "**Rotating order (older)**"
+        parts += [f"{of_old}\n\n{tables(suite, module, old)}\n"] if old else []
     return "\n".join(parts)
 
 
@@ -163,8 +158,8 @@ def _provenance(result: dict) -> str:
     busy = "" if load is None else f", load average before {load}"
     seed = f", seed {result['seed']}" if "seed" in result else ""
     flags = f"; with `{shown}`" if (shown := rows.show_flags(result)) else ""
-    left = "" if result.get("complete", True) else "; stopped before it was complete"
-    failed = "".join(f"; {line}" for line in result.get("failed", ()))
+    left = "" if result["complete"] else "; stopped before it was complete"
+    failed = "".join(f"; {line}" for line in result["failed"])
     return (
         f"{result['began']}, {packages}, {torch}; {commit}; {result['scheme']}{seed}, at "
         f"most {settings['repeats']} samples per program{busy}{flags}{left}{failed}. From "

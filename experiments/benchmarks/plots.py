@@ -50,33 +50,11 @@ def _lead(suites: dict):
                 if method not in found:
                     continue
                 at += 1
-                row = found[method]
-                pair = rows.paired(row, *lead.PROGRAMS[what])
-                hollow = stored.is_old(row)
-                bar = None if pair.low is None else [[pair.ratio - pair.low], [pair.high - pair.ratio]]
-                kinds = {"bars: 95 % intervals": bar, f"hollow: {OLD}": hollow}
+                pair, hollow = _interval(axes, found[method], what, at, method, colour)
+                bars = pair.low is not None
+                kinds = {"bars: 95 % intervals": bars, f"hollow: {OLD}": hollow}
                 marks |= {words: None for words, there in kinds.items() if there}
-                axes.errorbar(
-                    pair.ratio,
-                    at,
-                    xerr=bar,
-                    color=colour,
-                    marker="o",
-                    capsize=2,
-                    markerfacecolor="white" if hollow else colour,
-                )
-                low, end = (pair.ratio, pair.ratio) if pair.low is None else (pair.low, pair.high)
-                ends += [low, end]
-                axes.annotate(
-                    f"{method}  {pair.ratio:.2f}x",
-                    (end, at),
-                    xytext=(6, 0),
-                    textcoords="offset points",
-                    va="center",
-                    color=colour,
-                    fontsize=8,
-                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-                )
+                ends += [pair.low, pair.high] if bars else [pair.ratio]
             at += 1.6
         axes.axvline(1, color="black", linewidth=1)
         axes.set_ylim(max(heights) - 0.6, -0.8)
@@ -99,6 +77,33 @@ def _lead(suites: dict):
     panels[0][0].set_xlim(min(ends) - 0.03 * room, max(ends) + 0.7 * room)
     figure.suptitle(f"{', '.join([_title(suites), *common])}\n{'; '.join(marks)}", fontsize=9)
     return figure
+
+
+def _interval(axes, row: dict, what: str, at: float, method: str, colour: str):
+    """Draw the ratio of a method at a height, with its interval and its name. The ratio, and whether its mark
+    is hollow, as of an older measurement."""
+    pair, hollow = rows.paired(row, *lead.PROGRAMS[what]), stored.is_old(row)
+    bar = None if pair.low is None else [[pair.ratio - pair.low], [pair.high - pair.ratio]]
+    axes.errorbar(
+        pair.ratio,
+        at,
+        xerr=bar,
+        color=colour,
+        marker="o",
+        capsize=2,
+        markerfacecolor="white" if hollow else colour,
+    )
+    axes.annotate(
+        f"{method}  {pair.ratio:.2f}x",
+        (pair.ratio if pair.high is None else pair.high, at),
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="center",
+        color=colour,
+        fontsize=8,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+    )
+    return pair, hollow
 
 
 def _dtypes(suites: dict) -> list[str]:

@@ -12,6 +12,7 @@ from experiments import files
 from experiments.ablations import evidence
 from experiments.ablations.ablation import SIZES
 from experiments.benchmarks import rows, select, stored
+from experiments.benchmarks.lead import PROGRAMS, cell
 from experiments.benchmarks.shown import caption, gpus_first, hardware, images
 from experiments.benchmarks.suites import mesh, producers
 from experiments.config import REPOSITORY
@@ -82,13 +83,6 @@ def of_methods(suites: dict, suite: str) -> dict:
     return dict(sorted(found.items(), key=lambda item: item[0][2:]))
 
 
-def cell(row: dict | None, base: str, name: str) -> str:
-    """`1.31x (1.30-1.33)`; older rows are marked."""
-    if row is None:
-        return "-"
-    return rows.show_ratio(row, base, name) + (" *" if stored.is_old(row) else "")
-
-
 def energy(row: dict | None, base: str, name: str) -> str:
     """Joules of a call over those of the dense one."""
     times = [] if row is None else [row["ms"].get(program, {}) for program in (rows.base_of(row, base), name)]
@@ -105,6 +99,13 @@ class Change(NamedTuple):
     arm: str
     file: Path
     result: dict
+
+    def __str__(self):
+        return f"{self.mean:+.3f} ({self.range})"
+
+    @property
+    def range(self) -> str:
+        return f"{self.least:+.3f} to {self.most:+.3f}"
 
 
 def loss_of(recorded: list, paper: str, claim: str, arm: str) -> Change | None:
@@ -148,14 +149,9 @@ def first(results: dict, recorded: list, here: str) -> str:
     header = ["method", "what it makes sparse", *(f"step, d = {d}, f = {f}" for _, _, d, f in places)]
     lines = []
     for method, sparse in SPARSE.items():
-        cells = [cell(there.get(method), "dense step", "step") for there in places.values()]
-        found = loss_of(recorded, *LOSSES[method])
-        loss = (
-            "not measured"
-            if found is None
-            else f"{found.mean:+.3f} ({found.least:+.3f} to {found.most:+.3f})"
-        )
-        lines.append([f"`{method}`", sparse, *cells, loss])
+        cells = [cell(there.get(method), *PROGRAMS["train-step"]) for there in places.values()]
+        loss = loss_of(recorded, *LOSSES[method])
+        lines.append([f"`{method}`", sparse, *cells, "not measured" if loss is None else str(loss)])
     old = any(stored.is_old(there[m]) for there in places.values() for m in METHODS if m in there)
     blocks = " or ".join(map(str, sorted({layers for layers, *_ in places})))
     plot = f"bench-{hardware(suites)['name']}-lead.png"
@@ -300,7 +296,7 @@ def where_it_pays(results: dict) -> str:
             for (layers, _, d, f), by_method in of_methods(suites, "train-step").items():
                 own = {m: by_method[m] for m in METHODS if m in by_method}
                 own = {m: row for m, row in own.items() if stored.is_old(row) == old}
-                gains = {m: rows.ratio(row, "dense step", "step") for m, row in own.items()}
+                gains = {m: rows.ratio(row, *PROGRAMS["train-step"]) for m, row in own.items()}
                 gains = {m: gain for m, gain in gains.items() if gain is not None}
                 if gains:
                     listed = ", ".join(f"`{m}` {gain:.2f}x" for m, gain in gains.items())
@@ -332,7 +328,7 @@ def at_what_loss(results: dict, recorded: list, here: str) -> str:
             config, seeds = found.result["config"], len(found.result["seeds"])
             model, steps = config["model"], config["train"]["steps"]
             parts.append(
-                f"`{method}` {found.mean:+.3f} ({found.least:+.3f} to {found.most:+.3f}, {seeds} seeds, d = "
+                f"`{method}` {found.mean:+.3f} ({found.range}, {seeds} seeds, d = "
                 f"{model['d']}, {model['layers']} blocks, {steps} steps: "
                 f"[file]({here}{found.file.relative_to(REPOSITORY / 'docs')}))"
             )
@@ -351,14 +347,13 @@ def of_studies(here: str) -> str:
     parts = []
     for study in studies_at_equal_steps():
         config = next(iter(study.arms[study.reference].values())).config
-        tokens = config.train.steps * config.data.batch * config.data.seq
         gaps = {arm: study.gap(arm) for arm in study.others if study.is_sparse(arm)}
         if not gaps:
             continue
         losses = (f"`{m}` {gap.mean:+.3f} ({gap.n} seed{'s' * (gap.n != 1)})" for m, gap in gaps.items())
         parts.append(
             f"{', '.join(losses)} in `{study.name}` (d = {config.model.d}, {config.model.layers} blocks, "
-            f"{tokens / 1e6:.0f}M tokens)"
+            f"{evidence.tokens_of_a_run(study) / 1e6:.0f}M tokens)"
         )
     words = f"In nats per token, by the products of the last step ([evidence]({here}evidence.md)): "
     return f"{words}{'; '.join(parts)}." if parts else ""
@@ -388,13 +383,13 @@ def blocks(results: dict, recorded: list, here: str) -> str:
 
 def table(results: dict, suites: tuple[str, ...], here: str) -> str:
     """Ratios of the methods by width, and their energy: a table for each GPU."""
-    programs = {"ffn": ("block", "dense both", "both"), "train-step": ("step", "dense step", "step")}
+    words = {"ffn": "block", "train-step": "step"}
     folder = "experiments/benchmarks/results" if here else RESULTS_FROM_DOCS
     parts, used, sources = [], [], []
     for name, own in gpus(results).items():
         lines, there_from = [], []
         for suite in suites:
-            what, base, program = programs[suite]
+            what, programs = words[suite], PROGRAMS[suite]
             there_from += own[suite]["sources"] if suite in own else []
             for (layers, tokens, d, f), by_method in of_methods(own, suite).items():
                 there = [by_method.get(m) for m in METHODS]
@@ -402,8 +397,8 @@ def table(results: dict, suites: tuple[str, ...], here: str) -> str:
                 if rows_there:
                     used += rows_there
                     place = [what if layers is None else f"{what}, {layers} blocks", tokens, f"{d}, {f}"]
-                    cells = [timed(row, base, program) for row in there]
-                    lines.append([*place, *cells, rows.against(rows_there[0], base)])
+                    cells = [timed(row, *programs) for row in there]
+                    lines.append([*place, *cells, rows.against(rows_there[0], programs[0])])
         if lines:
             shown = rows.table(["what", "T", "d, f", *METHODS, "against"], lines)
             files = [f for f in there_from if any(row is own for row in used for own in f["rows"])]
@@ -505,15 +500,12 @@ def torch(results: dict, recorded: list, here: str) -> str:
             for what, program in PRODUCTS.items():
                 gains = [gain for row in own if (gain := rows.ratio(row, "dense", program)) is not None]
                 add(what, place, gains if any("torch dense" in row["ms"] for row in own) else [])
-        for suite, base, program, wanted in (
-            ("ffn", "dense both", "both", BLOCKS_BESIDE),
-            ("train-step", "dense step", "step", STEPS_BESIDE),
-        ):
+        for suite, wanted in (("ffn", BLOCKS_BESIDE), ("train-step", STEPS_BESIDE)):
             for (layers, _, *place), by_method in of_methods(suites, suite).items():
                 if "torch dense" not in by_method or layers not in (None, 2):
                     continue
                 for method, what in wanted.items():
-                    gain = rows.ratio(by_method[method], base, program) if method in by_method else None
+                    gain = rows.ratio(by_method[method], *PROGRAMS[suite]) if method in by_method else None
                     add(what, tuple(place), [] if gain is None else [gain])
         if lines:
             order = [*PRODUCTS, *BLOCKS_BESIDE.values(), *STEPS_BESIDE.values()]

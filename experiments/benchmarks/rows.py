@@ -143,7 +143,7 @@ def show_ms(row: dict, name: str) -> str:
     """`12.3 (12.1-12.6)`: median and quartiles."""
     t = row["ms"].get(name)
     if t is None:
-        return row["status"].get(name, "-").upper() if name in row["status"] else "-"
+        return row["status"].get(name, "-").upper()
     return f"{t['median']:.3g} ({t['low']:.3g}-{t['high']:.3g})"
 
 

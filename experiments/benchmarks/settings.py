@@ -1,6 +1,5 @@
 """What a benchmark run measures: command-line options, shape presets and the cases they make."""
 
-import difflib
 import functools
 import math
 import secrets
@@ -17,7 +16,7 @@ import tyro
 
 import jax_sparse24 as s24
 from experiments.benchmarks import dense_e4m3
-from experiments.config import REPOSITORY, Mesh
+from experiments.config import REPOSITORY, Mesh, nearest
 from experiments.errors import UserError, require
 from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.measure import PATTERNS
@@ -83,7 +82,7 @@ OF_STEPS = {
 DEFAULT_METHODS = ("STE", "FST", "SSTE", "Activation24", "Venom")
 DTYPES = ("float32", "bfloat16", "float16")
 # Of the suite ladder, from below.
-RUNGS = (*("plain", "bfloat16", "cudnn", "embedding", "logits", "no-scan", "no-remat", "one-batch", "FST"),)
+RUNGS = ("plain", "bfloat16", "cudnn", "embedding", "logits", "no-scan", "no-remat", "one-batch", "FST")
 
 
 class Case(NamedTuple):
@@ -207,9 +206,8 @@ class Settings:
                 "in the model around the blocks. Name the suite to run, such as train-step.",
             )
         for name in self.rungs:
-            near = difflib.get_close_matches(name, RUNGS, n=1, cutoff=0.4)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            require(name in RUNGS, f"--rungs {name!r} is unknown; there are {', '.join(RUNGS)}.{hint}")
+            known = ", ".join(RUNGS)
+            require(name in RUNGS, f"--rungs {name!r} is unknown; there are {known}.{nearest(name, RUNGS)}")
         if self.suites == ("ladder",):
             for option in ("dtype", "method"):
                 require(
@@ -308,10 +306,10 @@ def widths(shape: str) -> tuple[int, int]:
         return PRESETS[shape]
     parts = shape.split(",")
     good = len(parts) == 2 and all(part.strip().isdigit() for part in parts)
-    near = difflib.get_close_matches(shape, PRESETS, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
     require(
-        good, f"--shape {shape!r} is neither D,F (such as 512,2048) nor one of {', '.join(PRESETS)}.{hint}"
+        good,
+        f"--shape {shape!r} is neither D,F (such as 512,2048) nor one of {', '.join(PRESETS)}."
+        f"{nearest(shape, PRESETS)}",
     )
     d, f = map(int, parts)
     require(
@@ -351,9 +349,8 @@ def arm(name: str) -> Arm:
         if isinstance(kind, type) and issubclass(kind, s24.methods.Method) and kind is not s24.methods.Method
     }
     known |= OF_STEPS
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    require(name in known, f"--method {name!r} is unknown; there are {', '.join(sorted(known))}.{hint}")
+    names = ", ".join(sorted(known))
+    require(name in known, f"--method {name!r} is unknown; there are {names}.{nearest(name, known)}")
     found = known[name]
     if isinstance(found, Arm):
         return found

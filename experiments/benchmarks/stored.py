@@ -53,7 +53,7 @@ def merged(results: list[dict]) -> dict:
     """One suite's results on one hardware, oldest first, as one."""
     newest = {}
     for result in results:
-        scheme = result.get("scheme", ROTATING)
+        scheme = result["scheme"]
         for row in result["rows"]:
             before, _ = newest.get(identity(row), (None, None))
             older = []

@@ -7,7 +7,9 @@ else about it is asked of that object.
 
 import bisect
 import dataclasses
+import importlib
 import itertools
+import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,3 +74,10 @@ class Config:
     def records(self) -> Records:
         """The records, prepared if they have to be. Raises UserError where there are none."""
         raise NotImplementedError
+
+
+def configs_in(package: str, base: type) -> dict[str, type]:
+    """`Config` of each module of a package that has one of this base, by the name of the module."""
+    names = [info.name for info in pkgutil.iter_modules(importlib.import_module(package).__path__)]
+    kinds = {name: getattr(importlib.import_module(f"{package}.{name}"), "Config", base) for name in names}
+    return {name: kind for name, kind in kinds.items() if issubclass(kind, base) and kind is not base}

@@ -2,9 +2,7 @@
 
 import dataclasses
 import hashlib
-import importlib
 import math
-import pkgutil
 from pathlib import Path
 
 from experiments.data import base
@@ -47,10 +45,8 @@ class Config(base.Config):
 
 def _kinds() -> dict[str, type]:
     """What a part may be: the datasets of this package by name, but for mixtures."""
-    names = [info.name for info in pkgutil.iter_modules(importlib.import_module(__package__).__path__)]
-    modules = {name: f"{__package__}.{name}" for name in names if f"{__package__}.{name}" != __name__}
-    kinds = {n: getattr(importlib.import_module(m), "Config", base.Config) for n, m in modules.items()}
-    return {n: kind for n, kind in kinds.items() if issubclass(kind, base.Config) and kind is not base.Config}
+    found = base.configs_in(__package__, base.Config)
+    return {name: kind for name, kind in found.items() if kind is not Config}
 
 
 def part_of(spec: str, mix: base.Config) -> tuple[base.Config, float]:

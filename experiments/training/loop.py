@@ -8,7 +8,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -200,9 +200,9 @@ class Loop:
     writer: Writer
     progress: Progress
     stop: StopSignal
-    on_first_batch: Callable[[dict], None] | None = None
-    peak_before: dict = field(default_factory=dict)
-    has_start: bool = True
+    on_first_batch: Callable[[dict], None] | None
+    peak_before: dict
+    has_start: bool
 
     def __post_init__(self):
         program, batches = self.program, self.batches

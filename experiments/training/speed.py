@@ -5,7 +5,6 @@ method leaves out and whatever is computed twice; so shares of methods compare.
 """
 
 import re
-from collections.abc import Sequence
 
 import jax
 from flax import nnx
@@ -36,12 +35,10 @@ def flops_per_token(config: Config) -> float:
     return 6.0 * (sum(sizes.values()) + attended)
 
 
-def peak(config: Config, devices: Sequence[str] | None = None) -> float | None:
-    """FLOP/s of all devices of a run; None for devices without a known peak.
-
-    devices: what they call themselves; None for those of this process."""
-    names = [device.device_kind for device in jax.devices()] if devices is None else devices
-    known = [next((peak for name, peak in PEAKS.items() if re.search(name, kind)), None) for kind in names]
+def peak(config: Config) -> float | None:
+    """FLOP/s of all devices of a run; None for devices without a known peak."""
+    kinds = [device.device_kind for device in jax.devices()]
+    known = [next((peak for name, peak in PEAKS.items() if re.search(name, kind)), None) for kind in kinds]
     if None in known:
         return None
     return sum(known) / (1 if config.model.dtype != "float32" else 2)

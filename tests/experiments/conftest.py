@@ -1,5 +1,6 @@
 """A small corpus, a config file and one finished run, shared by the tests of the experiments."""
 
+import json
 import random
 import subprocess
 import sys
@@ -78,6 +79,19 @@ def finished(config, tmp_path_factory) -> Path:
     """The folder of the run of `config`, trained to its end. Read only."""
     whole = made_once(tmp_path_factory, "finished", lambda folder: train(config, folder / "run", show=False))
     return whole / "run"
+
+
+def as_it_is(content):
+    """No change of a record."""
+
+
+def changed(record: Path, folder: Path, change=as_it_is):
+    """A copy of a record in a folder, as of another machine, after a change of its JSON data."""
+    content = json.loads(record.read_text())
+    change(content)
+    copy = folder / record.parent.name / record.name
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text(json.dumps(content, separators=(",", ":")))
 
 
 def python(*arguments, **kwargs) -> subprocess.CompletedProcess:

@@ -37,13 +37,6 @@ def test_what_is_no_config_file_is_named(tmp_path):
         configs.load(str(tmp_path))
 
 
-def test_json_names_the_method():
-    data = configs.to_dict(Config(method=s24.methods.FST(decay=1e-4)))
-    assert data["method"]["class"] == "FST"
-    assert data["method"]["decay"] == 1e-4
-    json.dumps(data)
-
-
 def test_json_of_runs_from_before_components_had_names():
     """A model and data without a class are the decoder and files of text, and are written so still."""
     config = Config(model=decoder.Config(layers=2), data=text.Config(corpus="folder", patterns=("*.txt",)))

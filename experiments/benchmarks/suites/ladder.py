@@ -171,6 +171,7 @@ class Climb:
     def rung(self, name: str) -> list[dict]:
         """Measure a rung beside the last one below it. Too little memory is a result, too."""
         config = self.configs[name]
+        in_16_bits = dataclasses.replace(config.model, dtype="bfloat16")
         row = {
             **self.case._asdict(),
             "dtype": config.model.dtype,
@@ -180,7 +181,7 @@ class Climb:
             "rung": name,
             "before": self.below and self.below[0],
             "flops_per_token": speed.flops_per_token(config),
-            "peak": speed.peak(dataclasses.replace(config, model=_in_16_bits(config.model))),
+            "peak": speed.peak(dataclasses.replace(config, model=in_16_bits)),
             "ms": {},
         }
         try:
@@ -264,10 +265,6 @@ class Climb:
         found = rows_of_times(measure, rows_of)
         self.below, self.right = (name, steps), status == rows.OK
         return found
-
-
-def _in_16_bits(model):
-    return dataclasses.replace(model, dtype="bfloat16")
 
 
 def _verdict(steps: Steps, expected: Expected) -> str:

@@ -25,13 +25,7 @@ from experiments.training.step import Program
 SIZE = SIZES["smoke"]
 RESULTS = REPOSITORY / "experiments/benchmarks/results"
 ARMS = {"dense": SIZE.arm(s24.methods.Dense()), "fst": SIZE.arm(s24.methods.FST())}
-LONG = (
-    "pilot",
-    "124m",
-    "widepilot",
-    "wide",
-    "wide4096",
-)  # runs take long: some claims have fewer seeds
+LONG = ("pilot", "124m", "widepilot", "wide", "wide4096")  # whose runs take long: some have fewer seeds
 SPECS = [f"{file}:{size}" for file in ablations.listing() for size in SIZES]
 
 

@@ -1,7 +1,6 @@
 """What a study says of records that are not as those in docs/evidence."""
 
 import dataclasses
-import json
 
 import pytest
 
@@ -10,6 +9,7 @@ from experiments import study
 from experiments.ablations import ablation, evidence
 from experiments.config import REPOSITORY
 from experiments.errors import UserError
+from tests.experiments.conftest import as_it_is, changed
 
 STORED = REPOSITORY / "docs/evidence"
 ENDS_AHEAD = {"dense": 1.0, "sparse": 1.0}
@@ -21,16 +21,10 @@ def pilot():
     return evidence.read(STORED / "pilot")
 
 
-def stored_in(folder, arm, change):
+def stored_in(folder, arm="", change=as_it_is):
     """The records of 124m with the seed 0, one of an arm after a change of its JSON data, in a folder."""
     for name in ALIKE:
-        path = STORED / "124m" / name / "seed0.json"
-        content = json.loads(path.read_text())
-        if name == arm:
-            change(content)
-        copy = folder / path.relative_to(STORED / "124m")
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(json.dumps(content))
+        changed(STORED / "124m" / name / "seed0.json", folder, change if name == arm else as_it_is)
     return folder
 
 
@@ -82,7 +76,7 @@ def with_built(study, run, **fields):
 def test_whether_sparsity_pays_is_said_only_where_all_sparse_arms_are_known(tmp_path, pilot):
     """Of an arm ahead in one seed nothing is, nor of one that is ahead in each of two by much more than they
     differ by; and not where no dense run has the times of an arm."""
-    study = evidence.read(stored_in(tmp_path, "", lambda content: None))
+    study = evidence.read(stored_in(tmp_path))
     (words,) = evidence.losing([study])
     assert words.startswith("**Sparsity loses at the size ") and "each sparse arm ends behind" in words
     assert not evidence.losing([pilot])
@@ -122,13 +116,13 @@ def of_changed_files(environment):
 
 def test_sparse_steps_are_compared_with_the_dense_ones_of_their_run(tmp_path):
     """Whatever else differs between runs."""
-    folder = stored_in(tmp_path, "FST", lambda content: of_another_commit(content["environment"]))
-    record = folder / "FST/seed0.json"
-    content = json.loads(record.read_text())
-    rows = content["rows"]["train"]
-    rows["steps_per_s"] = [3.0 if phase == "sparse" else 2.0 for phase in rows["phase"]]
-    record.write_text(json.dumps(content))
-    study = evidence.read(folder)
+
+    def change(content):
+        of_another_commit(content["environment"])
+        rows = content["rows"]["train"]
+        rows["steps_per_s"] = [3.0 if phase == "sparse" else 2.0 for phase in rows["phase"]]
+
+    study = evidence.read(stored_in(tmp_path, "FST", change))
     assert study.step_speeds("FST") == [1.5] and study.step_speeds("dense") == []
     assert "1.50x" in evidence.table(study)
 
@@ -151,7 +145,7 @@ def test_a_slower_gpu_makes_no_run_slower_that_has_dense_steps_of_the_model(tmp_
         train = content["rows"]["train"]
         train["steps_per_s"] = [value and value / 2 for value in train["steps_per_s"]]
 
-    before = evidence.read(stored_in(tmp_path / "before", "", None)).run_speed(arm).mean
+    before = evidence.read(stored_in(tmp_path / "before")).run_speed(arm).mean
     after = evidence.read(stored_in(tmp_path / "after", arm, slow)).run_speed(arm).mean
     assert after == pytest.approx(before if corrected else before / 2)
 
@@ -168,7 +162,7 @@ def test_a_slower_gpu_makes_no_run_slower_that_has_dense_steps_of_the_model(tmp_
 )
 def test_times_of_what_was_built_in_another_way_are_not_compared(change, why, tmp_path):
     """Losses are. The page says which run it is, and why; what all have in common is no matter."""
-    whole = evidence.read(stored_in(tmp_path / "whole", "", lambda content: None))
+    whole = evidence.read(stored_in(tmp_path / "whole"))
     folder = stored_in(tmp_path, "FST", lambda content: change(content["environment"]))
     study = evidence.read(folder)
     assert study.run_speed("FST").mean is None
@@ -178,9 +172,7 @@ def test_times_of_what_was_built_in_another_way_are_not_compared(change, why, tm
     assert f"Left out is FST/0, {why}." in words and "The figure over minutes lacks FST." in words
     assert "Left out" not in evidence.about(whole)
     for path in folder.glob("*/seed*.json"):
-        content = json.loads(path.read_text())
-        change(content["environment"])
-        path.write_text(json.dumps(content))
+        changed(path, folder, lambda content: change(content["environment"]))
     again = evidence.read(folder)
     alike = change is not of_changed_files
     assert (again.run_speed("FST") == whole.run_speed("FST")) == alike
@@ -282,7 +274,7 @@ def test_a_study_has_the_claim_that_was_stated_before_it(spec, name, pilot):
 
 
 def test_gaps_of_one_model_and_method_stand_beside_each_other_by_tokens(tmp_path, pilot):
-    longer = evidence.read(stored_in(tmp_path / "124m", "", None))
+    longer = evidence.read(stored_in(tmp_path / "124m"))
     said = evidence.over_tokens([longer, pilot])
     fst = [
         f"{study.gap('FST').mean:+.3f} after {tokens}M (1 seed)"
@@ -292,9 +284,9 @@ def test_gaps_of_one_model_and_method_stand_beside_each_other_by_tokens(tmp_path
     assert "Venom" not in said, "it has another recipe, and no run here"
     assert evidence.over_tokens([longer]) == evidence.over_tokens([]) == ""
     run = longer.arms["FST"][0]
-    for part, changed in (("model", {"f": 4096}), ("optim", {"lr": 9e-3}), ("data", {"seq": 512})):
+    for part, fields in (("model", {"f": 4096}), ("optim", {"lr": 9e-3}), ("data", {"seq": 512})):
         config = dataclasses.replace(
-            run.config, **{part: dataclasses.replace(getattr(run.config, part), **changed)}
+            run.config, **{part: dataclasses.replace(getattr(run.config, part), **fields)}
         )
         other = longer.arms | {"FST": {0: dataclasses.replace(run, config=config)}}
         assert "FST" not in evidence.over_tokens([dataclasses.replace(longer, arms=other), pilot]), part
@@ -389,7 +381,7 @@ def test_what_the_page_says_of_text_and_time_is_recorded():
 
 @pytest.mark.parametrize("words", ["", "[]", '{"hash": "0"}'])
 def test_a_damaged_statement_is_refused(tmp_path, words):
-    folder = stored_in(tmp_path, "FST", lambda content: None)
+    folder = stored_in(tmp_path)
     (folder / "statement.json").write_text(words)
     with pytest.raises(UserError, match=r"statement\.json does not say what was stated"):
         evidence.read(folder)

@@ -114,7 +114,7 @@ def test_a_wrong_product_is_reported_without_its_time(bench, monkeypatch):
     assert out.count("WRONG") == 3  # both ratios and the time
     assert "2:4 was wrong" in err and "product=F1" in err
     assert "1 of 1 rows hold a wrong result" in pages.page(
-        {"x": {"gemm": pages.stored.merged([result | {"file": "f"}])}}
+        {"x": {"gemm": stored.merged([result | {"file": "f"}])}}
     )
 
 
@@ -361,7 +361,7 @@ def test_a_result_and_its_pages_have_the_flags_of_xla_and_nccl(monkeypatch, tmp_
     (result,) = stored.files(tmp_path)
     shown = "NCCL_MAX_NCHANNELS=8 XLA_FLAGS=--xla_force_host_platform_device_count=4"
     assert rows.show_flags(result) == shown and rows.show_flags({}) == ""
-    results = pages.load(Settings().folder)
+    results = stored.load(Settings().folder)
     assert f"; with `{shown}`" not in pages.page(results)
     results["nvidia-h200"]["train-step"]["sources"][0]["flags"] = result["flags"]
     assert pages.page(results).count(f"; with `{shown}`") == 1
@@ -613,17 +613,9 @@ def test_default_sweeps_cover_widths_and_tokens():
 
 def test_the_committed_page_is_what_the_results_give():
     folder = Settings().folder
-    assert pages.PAGE.read_text() == pages.page(pages.load(folder), pages.stored.files(folder)), (
+    assert pages.PAGE.read_text() == pages.page(stored.load(folder), stored.files(folder)), (
         "docs/benchmarks.md differs from its results: run `python -m experiments.bench report`"
     )
-
-
-def test_plots_of_the_page_exist():
-    for suites in pages.load(Settings().folder).values():
-        for name in shown.images(suites):
-            assert (pages.IMAGES / name).exists(), (
-                f"{name} is missing: run `python -m experiments.bench report`"
-            )
 
 
 def test_report_writes_page_and_plots(bench, monkeypatch, tmp_path):
@@ -678,7 +670,7 @@ def test_newer_results_replace_their_rows_alone(tmp_path):
     first = newer | {"rows": [last | {"bytes": {"dense": 2, "packed": 2}}]}  # of the same day
     (tmp_path / "a_ffn_2026-01-02.json").write_text(json.dumps(first))
     (tmp_path / "a_ffn_2026-01-02-a.json").write_text(json.dumps(newer))
-    found = pages.load(tmp_path)["a"]["ffn"]
+    found = stored.load(tmp_path)["a"]["ffn"]
     as_old = {"scheme": "rotating order", "sessions": []}
     assert found["rows"] == [row | as_old for row in (*both, last, last | {"T": 256})]
     assert [(source["began"], len(source["rows"])) for source in found["sources"]] == [
@@ -716,10 +708,10 @@ def fake_ffn_result():
 
 
 def test_report_of_nothing_and_of_something_else(tmp_path):
-    assert "no results yet" in pages.page(pages.load(tmp_path))
+    assert "no results yet" in pages.page(stored.load(tmp_path))
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(Exception, match="is not a result"):
-        pages.load(tmp_path)
+        stored.load(tmp_path)
 
 
 def test_rows_are_data_of_the_method_and_not_of_the_clock():
@@ -773,7 +765,7 @@ def test_a_run_that_is_killed_leaves_what_it_measured(bench, monkeypatch, tmp_pa
     (path,) = tmp_path.iterdir()
     result = json.loads(path.read_text())
     assert [row["product"] for row in result["rows"]] == ["F1"] and not result["complete"]
-    assert "stopped before it was complete" in pages.page(pages.load(tmp_path))
+    assert "stopped before it was complete" in pages.page(stored.load(tmp_path))
 
 
 def interrupted(interleaved, measurements=1):
@@ -802,7 +794,7 @@ def test_steps_that_are_interrupted_leave_what_was_measured(bench, monkeypatch, 
     assert [(row["method"], row["T"]) for row in result["rows"]] == [("Dense", 8), ("FST", 8)]
     for row in result["rows"]:
         assert row["status"]["step"] == "ok" and {"step", "ffn", "dense step"} <= set(row["ms"])
-    assert "stopped before it was complete" in pages.page(pages.load(tmp_path))
+    assert "stopped before it was complete" in pages.page(stored.load(tmp_path))
 
 
 def test_meshes_that_are_interrupted_leave_what_was_measured(monkeypatch):
@@ -828,7 +820,7 @@ def test_what_cannot_be_measured_does_not_stop_the_rest(bench, monkeypatch, tmp_
     status, result, _, err = bench("gemm")
     assert status == 1 and [row["product"] for row in result["rows"]] == ["B2"]
     assert "F1 with w1 sparse could not be measured: RuntimeError: out of memory" in err
-    assert "out of memory" in pages.page(pages.load(tmp_path)), "the page says it"
+    assert "out of memory" in pages.page(stored.load(tmp_path)), "the page says it"
 
 
 def test_nothing_is_left_by_a_mistake(tmp_path):
@@ -854,7 +846,7 @@ def test_packing_that_takes_no_time_is_a_contradiction(bench, monkeypatch):
     status, result, out, err = bench("gemm")
     assert status == 1
     assert out.count("CONTRADICTORY") == 2 and "CONTRADICTORY, with packing" in err
-    text = pages.page({"x": {"gemm": pages.stored.merged([result | {"file": "f"}])}})
+    text = pages.page({"x": {"gemm": stored.merged([result | {"file": "f"}])}})
     assert "1 of 1 rows contradict themselves" in text and "no valid result" in text
     (row,) = result["rows"]
     row["ms"]["2:4 with packing"]["rounds"][0] = 3e3
@@ -939,7 +931,7 @@ def test_rows_in_random_order_stand_beside_their_sessions_and_before_older_ones(
     results += [again("2026-01-02T00:00:00+00:00", 1.4)]
     for number, result in enumerate(results):
         (tmp_path / f"a_ffn_{number}.json").write_text(json.dumps(result))
-    found = pages.load(tmp_path)["a"]["ffn"]
+    found = stored.load(tmp_path)["a"]["ffn"]
     assert [row["scheme"] for row in found["rows"]] == [session.SCHEME, *["rotating order"] * 2]
     text = pages.page({"a": {"ffn": found}})
     new, _, older = text.partition("#### Rotating order")

@@ -172,7 +172,7 @@ def test_too_little_memory_is_a_result(monkeypatch, tmp_path, capsys, small):
     assert "OUT OF MEMORY" in out.out and found["FST"]["method"] == "FST"
     (line,) = [line for line in ladder.table(result["rows"]).splitlines() if line.startswith("| no-remat")]
     assert "x, logits " in line, "the page says with what it is compared"
-    page = pages.page(pages.load(tmp_path), stored.files(tmp_path))
+    page = pages.page(stored.load(tmp_path), stored.files(tmp_path))
     assert "### The throughput ladder" in page and "| no-scan " in page and "wrong result" not in page
 
 

@@ -5,10 +5,10 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from experiments.benchmarks import pages, plots, shown
+from experiments.benchmarks import plots, shown, stored
 from experiments.benchmarks.settings import Settings
 
-RESULTS = pages.load(Settings().folder)
+RESULTS = stored.load(Settings().folder)
 
 
 @pytest.mark.parametrize("kind", ["lead", "width", "tokens", "cost"])

@@ -5,14 +5,14 @@ import re
 import pytest
 
 from experiments.ablations import reproduction
-from experiments.benchmarks import pages, quoted, session
+from experiments.benchmarks import quoted, session, stored
 from experiments.benchmarks.settings import Settings
 
 
 @pytest.mark.parametrize("name", quoted.PAGES)
 def test_what_pages_quote_is_what_the_results_give(name):
     text = (quoted.REPOSITORY / name).read_text()
-    results = pages.load(Settings().folder)
+    results = stored.load(Settings().folder)
     assert text == quoted.renewed(name, results, reproduction.recorded()), (
         f"{name} differs from the stored results: run `python -m experiments.bench report`"
     )
@@ -29,7 +29,7 @@ def test_pages_hold_no_ratio_that_was_written_by_hand(name):
 
 def test_tables_fit_a_page():
     """What is wider scrolls within its page, which hides the numbers at its right."""
-    results = pages.load(Settings().folder)
+    results = stored.load(Settings().folder)
     for text in quoted.speed(results, [], "docs/"), quoted.blocks(results, [], ""):
         assert all(line.count("|") <= 9 for line in text.splitlines())
 
@@ -48,7 +48,7 @@ def test_the_readme_says_first_what_it_gives_and_at_what_loss():
 
 def test_quoted_numbers_follow_the_results():
     """Slower steps at one width are the ratio of that width, in the sentence and in the table."""
-    results = pages.load(Settings().folder)
+    results = stored.load(Settings().folder)
     for row in quoted.gpus(results)["NVIDIA H200"]["train-step"]["rows"]:
         if (row["method"], row["dtype"], row["d"]) == ("FST", "bfloat16", 2048):
             t = {"median": 8.0, "low": 8.0, "high": 8.0, "rounds": [8.0] * 6, "joules": 4.0}
@@ -66,7 +66,7 @@ def test_the_first_table_is_of_the_gpu_with_most_of_it():
     """Of two GPUs the one with all three methods in more places; of equal ones the one measured last."""
     found = {}
     for kept in ({768, 2048, 4096}, {4096}, set()):
-        results = pages.load(Settings().folder)
+        results = stored.load(Settings().folder)
         h200 = quoted.gpus(results)["NVIDIA H200"]["train-step"]
         h200["rows"] = [row for row in h200["rows"] if row["d"] in kept]
         (found[len(kept)],) = re.findall(r"on an (NVIDIA .*) in bfloat16", quoted.first(results, [], ""))
@@ -75,7 +75,7 @@ def test_the_first_table_is_of_the_gpu_with_most_of_it():
 
 def test_no_loss_is_missing_at_a_width_that_a_study_has():
     """The step of d = 768 has a loss by the study of larger models, those of wider models have none."""
-    results, recorded = pages.load(Settings().folder), reproduction.recorded()
+    results, recorded = stored.load(Settings().folder), reproduction.recorded()
     studies = quoted.studies_at_equal_steps()
     studied = {run.config.model.d for study in studies for run in study.arms["dense"].values()}
     sentence = quoted.without_loss(results, recorded)
@@ -86,7 +86,7 @@ def test_no_loss_is_missing_at_a_width_that_a_study_has():
 
 
 def test_steps_over_meshes_are_compared_with_one_device_and_with_dense_ones():
-    results = pages.load(Settings().folder)
+    results = stored.load(Settings().folder)
     times = {"median": 4.0, "low": 4.0, "high": 4.0, "rounds": [4.0] * 6}
     twice = times | {"rounds": [8.0] * 6, "median": 8.0}
     for row in quoted.gpus(results)["NVIDIA H100 80GB HBM3"]["mesh"]["rows"]:

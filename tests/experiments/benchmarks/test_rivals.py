@@ -230,7 +230,7 @@ def test_what_cannot_be_compiled_is_said_and_not_measured(monkeypatch):
         assert torch_programs.where_possible("step", build) == {}
 
 
-def test_pages_tell_other_programs_from_methods(monkeypatch):
+def test_pages_tell_other_programs_from_methods():
     """The choice of a method is among ours; the summary of the benchmarks has both."""
     dense, fast = {"median": 2.0}, {"median": 1.0}
     row = {
@@ -245,9 +245,10 @@ def test_pages_tell_other_programs_from_methods(monkeypatch):
         row | {"method": "FST", "implementation": "auto"},
         row | {"method": "torch dense", "implementation": "torch"},
     ]
-    monkeypatch.setattr(docs.bench, "load", lambda folder: {"a": {"ffn": {"rows": both}}})
-    assert "FST" in docs.time() and "torch" not in docs.time()
-    assert "float32, torch dense: 2.00x" in pages.summary({"ffn": {"rows": both}})
+    suites = {"ffn": {"rows": both}}
+    times = docs.time({"a": suites})
+    assert "FST" in times and "torch" not in times
+    assert "float32, torch dense: 2.00x" in pages.summary(suites)
 
 
 # ---- PyTorch itself

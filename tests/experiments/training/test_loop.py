@@ -533,8 +533,6 @@ def test_report_of_an_unfinished_run(copy, tmp_path):
 
 def test_report_without_matplotlib(finished, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for module in ("curves", "style"):
-        monkeypatch.delitem(sys.modules, f"experiments.analysis.{module}", raising=False)
     with pytest.raises(SystemExit) as stop:
         report.main([str(finished), "--out", str(tmp_path / "report")])
     errors = capsys.readouterr().err
