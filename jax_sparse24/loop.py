@@ -58,11 +58,12 @@ class Loop:
     accumulate: number of micro-batches of a step; the leading axis of each array of a batch is split.
     sum_over: mesh axes over which gradients are summed once per step, after all micro-batches, such as
         ("dp", "fsdp"); the examples of every micro-batch are cut over them, in the mesh in the context
-        (`jax.set_mesh`). Noise is that of one device, and groups of tokens are those of each shard.
+        (`jax.set_mesh`). Noise is that of one device, but for layers under `jax.vmap`, which do not know the
+        places of their tokens; groups of tokens, and scales of 8 bits, are those of each shard.
         Parameters that rest in pieces over one of them, by the logical axes that they declare, are gathered
         once, before the first micro-batch, and their gradients are scattered. What JAX cuts over devices by
         rules of its own, such as cuDNN's attention, must lie in a `jax.shard_map` over the other axes of the
-        mesh. Without micro-batches it changes nothing.
+        mesh. Without micro-batches, or a mesh in the context, it changes nothing.
     debug: whether every step is followed by `check`, which waits for the step to end.
     jit: compiles a function whose first argument, the state, may be donated; None for `jax.jit`.
     method: that of the layers whose phases, and order of neurons, the loop follows, where they have several;
@@ -151,8 +152,9 @@ class Loop:
         Returns: the new state and a dict of scalars: "loss"; "grad_norm"; and "predicted", the change of the
             loss that the update makes to first order.
         Raises: ValueError for a step outside the schedule or of another number than the state's, a state that
-            was donated before, or a batch that `accumulate` does not divide; TypeError for a batch of no
-            arrays, or a loss that returns no scalar."""
+            was donated before, a batch that `accumulate` and the shards of `sum_over` do not divide, or names
+            in `sum_over` of other axes than the mesh has; TypeError for a batch of no arrays, or a loss that
+            returns no scalar."""
         _check_entries("Loop.advance", state)
         _check_kept("Loop.advance", state["params"])
         batch = self.micro_batches(batch)
@@ -656,7 +658,10 @@ def _summed_once(mean: Callable, sum_over: tuple[str, ...]) -> Callable:
     def run(state, params, own, batch):
         mesh, parts = jax.sharding.get_abstract_mesh(), jax.tree.leaves(batch)[0].shape[0]
         over = tuple(axis for axis in sum_over if mesh.shape.get(axis, 1) > 1)
-        if parts == 1 or not over:
+        if parts == 1 or mesh.empty:
+            return mean(state, params, own, batch)
+        _check_shards(sum_over, over, mesh, batch)
+        if not over:
             return mean(state, params, own, batch)
 
         cuts = jax.tree.map(lambda x, spec: _dividing(x.shape, spec, mesh), params, rests(params))
@@ -673,11 +678,36 @@ def _summed_once(mean: Callable, sum_over: tuple[str, ...]) -> Callable:
         options = {"out_specs": results, "axis_names": set(over), "check_vma": False}
         of_shards = jax.shard_map(local, in_specs=specs, **options)
         if mesh.explicit_axes:  # along those that the shard_map leaves alone it would gather
-            results = PartitionSpec(), (cuts, PartitionSpec())
+            named = jax.tree.map(lambda spec: _along(spec, mesh.explicit_axes), cuts)
+            results = PartitionSpec(), (named, PartitionSpec())
             of_shards = jax.sharding.auto_axes(of_shards, axes=mesh.explicit_axes, out_sharding=results)
         return of_shards(state, params, own, batch)
 
     return run
+
+
+def _check_shards(sum_over: tuple[str, ...], over: tuple[str, ...], mesh, batch) -> None:
+    """ValueError for mesh axes that the mesh does not have, or over which a `jax.shard_map` runs, and for
+    micro-batches that do not divide into shards."""
+    for axis in sum_over:
+        if axis not in mesh.axis_names:
+            raise ValueError(
+                f"Loop: sum_over names the mesh axis {axis!r}, but the mesh in the context has "
+                f"{', '.join(map(repr, mesh.axis_names))}. Name those of these that cut examples."
+            )
+        if axis in mesh.manual_axes:
+            raise ValueError(
+                f"Loop: sum_over names the mesh axis {axis!r}, over which this step runs in a jax.shard_map "
+                "already. Leave it out of sum_over, and take the mean of gradients over it there."
+            )
+    n, along = math.prod(mesh.shape[axis] for axis in over), [f"{axis} = {mesh.shape[axis]}" for axis in over]
+    for x in jax.tree.leaves(batch):
+        if x.shape[1] % n:
+            raise ValueError(
+                f"Loop: a micro-batch of {x.shape[1]} examples does not divide into the {n} shards of "
+                f"sum_over ({' * '.join(along)}). Give batches of a multiple of {x.shape[0] * n} examples, "
+                "or name fewer mesh axes in sum_over."
+            )
 
 
 def _dividing(shape, spec: PartitionSpec, mesh) -> PartitionSpec:

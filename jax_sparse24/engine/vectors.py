@@ -103,17 +103,18 @@ def _join(primitive, inputs, arrays, axes, *, stacked, **options):
     return primitive.bind(*arrays, stacked=stacked + own, **options), front
 
 
-def _like(x, w):
-    return jax.core.ShapedArray((*x.shape[:-1], w.shape[-1]), x.dtype)
+def _type(x, w, *rest, **options):
+    """Of the result: over a mesh it says more than shape and dtype."""
+    return jax.make_jaxpr(partial(_compute, **options))(x, w, *rest).out_avals[0]
 
 
-_PRODUCT.def_abstract_eval(lambda x, w, *rest, **options: _like(x, w))
+_PRODUCT.def_abstract_eval(_type)
 _PRODUCT.def_impl(jax.jit(_compute, static_argnames=("structure", "method", "implementation", "stacked")))
 mlir.register_lowering(_PRODUCT, mlir.lower_fun(_compute, multiple_results=False))
 batching.primitive_batchers[_PRODUCT] = partial(_join, _PRODUCT, (0,))
 ad.primitive_jvps[_PRODUCT] = _differentiate
 
-_TANGENT.def_abstract_eval(lambda dx, dw, x, w, *rest, **options: _like(x, w))
+_TANGENT.def_abstract_eval(lambda dx, dw, *arrays, **options: _type(*arrays, **options))
 _TANGENT.def_impl(_no_tangent)
 mlir.register_lowering(_TANGENT, mlir.lower_fun(_no_tangent, multiple_results=False))
 batching.primitive_batchers[_TANGENT] = partial(_join, _TANGENT, (0, 2))

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from jax_sparse24.dispatch.shards import (
+    TOKENS,
     check_declared,
     mesh_axes,
     spec_text,
@@ -240,7 +241,9 @@ class MoE(nnx.Module):
             return y_Td.reshape(x.shape), Routing(jnp.float32(0), jnp.float32(0))
 
         def mean(shares):
-            return jax.lax.pmean(shares, over) if over else shares
+            for axes in filter(None, (over, TOKENS.value)):  # by themselves, as types tell of `over` alone
+                shares = jax.lax.pmean(shares, axes)
+            return shares
 
         share_E = mean(taken_AE.mean(0, dtype=jnp.float32))
         loss = count * jnp.sum(share_E * mean(p_TE.mean(0)))

@@ -1,9 +1,11 @@
 """Checks of errors that say what to write."""
 
+import functools
 import re
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
@@ -146,3 +148,23 @@ def check_kernels_lie_as_the_axes_of_their_layers_say():
                 )
                 with refused(told):
                     nnx.merge(graph, cut)(jax.device_put(jnp.ones((8, d)), P("dp")))
+
+
+def check_micro_batches_that_are_no_shards_are_refused():
+    """Before anything is compiled, in words of the loop. A mesh axis that was not there was passed over."""
+    layer = s24.nn.Linear(d, f, method=s24.methods.STE(), rngs=nnx.Rngs(0))
+
+    def step(sum_over, examples=16, shards=lambda step: step):
+        loop = s24.Loop(layer, lambda m, x: m(x).sum(), optax.sgd(0.1), 4, accumulate=2, sum_over=sum_over)
+        state, batch = loop.init(), loop.micro_batches(jnp.ones((examples, d)))
+        jax.eval_shape(shards(loop.pure_step(True)), state, batch)
+
+    in_a_shard_map = functools.partial(jax.shard_map, in_specs=P(), out_specs=P(), axis_names={"dp"})
+    with jax.set_mesh(mesh(4, 2)):
+        step(("dp",))
+        with refused("a micro-batch of 6 examples does not divide into the 4 shards of sum_over (dp = 4)"):
+            step(("dp",), 12)
+        with refused("sum_over names the mesh axis 'data', but the mesh in the context has 'dp', 'tp'"):
+            step(("dp", "data"))
+        with refused("sum_over names the mesh axis 'dp', over which this step runs in a jax.shard_map"):
+            step(("dp",), shards=in_a_shard_map)

@@ -7,11 +7,13 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import jax_sparse24 as s24
+from jax_sparse24.engine.vectors import vector_dot
 from tests.engine.eight_devices.common import (
     KERNELS,
     KEY,
     METHODS,
     T,
+    assert_near,
     d,
     draw,
     f,
@@ -89,6 +91,22 @@ def check_values_in_a_users_shard_map():
 
     want = jax.jit(jax.grad(on_one_device, argnums=(0, 1, 2)))(x, w1, w2)
     jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def check_vectors_that_vmap_joins():
+    """In a layer of Equinox: in shards of the user, and over explicit axes. Their result had a type without
+    axes of the mesh, so that no gradient could be taken and no bias added."""
+    (x, w), method = draw(3, (T, d), (d, f)), s24.methods.FST(mvue=None)
+    state = method.init(w)
+
+    def loss(x, w):
+        return ((jax.vmap(lambda x: vector_dot(x, w, method, state))(x) + jnp.ones(f)) ** 2).mean()
+
+    want = jax.grad(loss, argnums=(0, 1))(x, w)
+    assert_near(jax.jit(jax.grad(in_shards(loss, "dp", P("dp"), P()), argnums=(0, 1)))(x, w), want)
+    with jax.set_mesh(mesh(4, 2, explicit=True)):
+        cut = jax.device_put((x, w), (P("dp"), P()))
+        assert_near(jax.jit(jax.grad(loss, argnums=(0, 1)))(*cut), want)
 
 
 def check_shards_draw_different_numbers():

@@ -282,6 +282,48 @@ def check_gradients_are_summed_once_over_all_shards_of_tokens():
     assert not [found for found in within if found[0] != "all-reduce" or found[1] % 7], within
 
 
+def check_micro_batches_over_a_mesh_of_both_kinds_of_axes():
+    """Gradients whose pieces lie over automatic and explicit axes: the loss is that of one device."""
+    import optax
+
+    options = {"method": s24.methods.STE(), "implementation": KERNELS, "rngs": nnx.Rngs(0)}
+    model, x = s24.nn.FFN(d, f, axes=("embed", "mlp"), **options), draw(4, (16, 4, d))[0]
+
+    def step(sum_over, batch):
+        loop = s24.Loop(model, lambda m, x: m(x).mean(), optax.sgd(1e-2), 4, accumulate=2, sum_over=sum_over)
+        return jax.jit(loop.pure_step(True))(loop.init(), loop.micro_batches(batch))[1]
+
+    want, (auto, explicit) = step((), x), (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit)
+    for kinds in ((auto, explicit), (explicit, auto)):
+        with jax.set_mesh(jax.make_mesh((4, 2), ("fsdp", "tp"), axis_types=kinds)):
+            assert_near(step(("fsdp",), jax.device_put(x, P("fsdp"))), want, 1e-5)
+
+
+def check_experts_are_balanced_over_all_shards_of_tokens():
+    """With micro-batches, too, of which each device adds up its own: what a router learns of the load of its
+    experts is not that of a shard. Weights are those of one device after a step."""
+    import optax
+
+    options = {"experts": 4, "capacity_factor": None, "expert_axis": "expert", "rngs": nnx.Rngs(0)}
+    model = s24.nn.MoE(d, f, method=s24.methods.STE(), implementation=KERNELS, **options)
+    x = jax.random.normal(jax.random.key(3), (16, 4, d))
+
+    def loss(model, x):
+        y, routing = model(x)
+        return (y**2).mean() + routing.load_balancing_loss
+
+    def stepped(sum_over, state=None, batch=x):
+        loop = s24.Loop(model, loss, optax.sgd(1.0), 4, accumulate=2, sum_over=sum_over)
+        state, metrics = loop.advance(state or loop.init(), batch, 0)
+        return state["params"], metrics
+
+    want, cut = stepped(()), mesh(2, 4, names=("dp", "fsdp"))
+    with jax.set_mesh(cut):
+        for sum_over in (("dp",), ("dp", "fsdp")):
+            state = jax.device_put(s24.Loop(model, loss, optax.sgd(1.0), 4).init(), P())
+            assert_near(stepped(sum_over, state, jax.device_put(x, P(("dp", "fsdp")))), want, 1e-5, sum_over)
+
+
 def check_a_checkpoint_goes_on_over_another_mesh():
     """To the bit, moments and masks too, and every array lies as its own mesh has it."""
     import tempfile
