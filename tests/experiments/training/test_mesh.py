@@ -162,6 +162,7 @@ def test_xla_ends_the_process_at_sums_of_bfloat16():
 
 OPTIONS = [
     *("--method", "FST", "--method.dense-fraction", "0"),
+    *("--train.accumulate", "2", "--data.batch", "8"),
     *("--train.steps", "100000", "--train.eval-every", "3", "--train.probe-every", "0", "--no-tune"),
     *("--train.monitor-every", "0", "--train.checkpoint-every", "0", "--train.eval-batches", "1"),
 ]
