@@ -1,7 +1,10 @@
 """The state that a run folder holds."""
 
 import dataclasses
+import math
 from pathlib import Path
+
+import jax
 
 from experiments.config import Mesh
 from experiments.errors import require
@@ -10,15 +13,18 @@ from experiments.training.checkpoint import Checkpoints
 from experiments.training.step import Program
 
 
-def load_state(out: Path, step: int | None = None, mesh: Mesh = Mesh()):  # noqa: B008
+def load_state(out: Path, step: int | None = None, mesh: Mesh | None = None):
     """(config, program, step, state) of the newest or the given checkpoint; UserError if there is none.
 
-    mesh: takes the place of that of the run, whose devices need not be here."""
-    config = dataclasses.replace(rundir.open_run(out), mesh=mesh)
+    mesh: takes the place of that of the run, whose devices need not be here. None for as many of those that
+        are here as divide its micro-batches, each with the whole state."""
+    config = dataclasses.replace(rundir.open_run(out), mesh=mesh or Mesh())
+    n = math.gcd(config.data.batch // config.train.accumulate, jax.device_count())
+    devices = None if mesh or n == jax.device_count() else jax.devices()[:n]
     rundir.vocabulary(out)
     folder = out / "checkpoints"
     require(folder.is_dir(), f"{out} has no checkpoints yet.")
-    program = Program(config)
+    program = Program(config, devices=devices)
     with Checkpoints(folder) as checkpoints:
         steps = sorted(checkpoints.manager.all_steps())
         require(bool(steps), f"{out} has no complete checkpoint yet.")

@@ -375,6 +375,13 @@ def test_evaluate_prints_both_losses(finished, capsys):
     assert "order-1" in printed
 
 
+def test_evaluate_leaves_out_devices_that_do_not_divide_a_batch(finished):
+    """Of four sequences; it has no option for a mesh."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=6"
+    result = python("experiments.evaluate", finished, "--batches", "2", env=os.environ | {"XLA_FLAGS": flags})
+    assert f"dense   {rows(finished, 'eval')[-1]['dense']:.4f} nats" in result.stdout, result.stderr
+
+
 def test_generate(finished, capsys):
     arguments = [str(finished), "--prompt", "abc", "--tokens", "50", "--seed"]
     texts = []
