@@ -106,7 +106,7 @@ def _on_linux(
     **model: int,
 ) -> Size:
     """A size with a vocabulary of 32768, 64 sequences of 1024 tokens a step. Rates of the widths 768 and 2048
-    are the best of three by runs of an eighth of the tokens; that of the width 4096 is a guess."""
+    are the best of three by runs of an eighth of the tokens, that of the width 4096 by runs of as many."""
     return _size(
         name,
         2e-5,
