@@ -161,7 +161,7 @@ class Checkpoints:
             self.folder,
             options=ocp.CheckpointManagerOptions(max_to_keep=keep),
             item_handlers={
-                "state": ocp.StandardCheckpointHandler(),
+                "state": ocp.PyTreeCheckpointHandler(),
                 "data": PositionHandler(),
             },
         )
@@ -206,7 +206,7 @@ class Checkpoints:
         """Start writing the state and the position of the iterator, if there is one; the arrays are copied
         before this returns."""
         if self.latest != step:
-            items = {"state": ocp.args.StandardSave(plain(state))}
+            items = {"state": ocp.args.PyTreeSave(plain(state))}
             known = {"sums": sums_of_bits(plain(state))}
             if iterator is not None:
                 items["data"] = SavePosition(iterator)
@@ -214,13 +214,14 @@ class Checkpoints:
             with self._writing():
                 self.manager.save(step, args=ocp.args.Composite(**items), custom_metadata=known)
 
-    def restore(self, step: int, abstract, iterator=None):
+    def restore(self, step: int, abstract, iterator=None, entries=None):
         """The state saved at this step, and the iterator set to its position.
+
+        entries: those of the state to read; None for all. Of the others shapes and dtypes are compared.
 
         Raises UserError for a checkpoint of another model (naming the first leaf that differs) and
         for a damaged one.
         """
-        template = plain(abstract)
         items = {} if iterator is None else {"data": RestorePosition(iterator)}
         where = self.folder / str(step)
         require(
@@ -231,14 +232,18 @@ class Checkpoints:
         try:
             with quiet_failure():
                 stored = self.manager.item_metadata(step)["state"].tree
-                asked = without_later(template, stored)
+                asked = without_later(plain(abstract), stored)
                 self._check_same_model(where, stored, asked)
-                items["state"] = ocp.args.StandardRestore(asked)
+                skipped = [name for name in asked if entries and name not in entries]
+                asked |= {name: jax.tree.map(lambda _: ocp.PLACEHOLDER, asked[name]) for name in skipped}
+                args = ocp.checkpoint_utils.construct_restore_args(asked)
+                items["state"] = ocp.args.PyTreeRestore(asked, restore_args=args)
                 known = self.manager.metadata(step).custom_metadata or {}
                 if iterator is not None and "position" in known:
                     position = (where / "data" / PositionHandler.FILE).read_text()
                     require(_digest(position) == known["position"], "the position in the data is another")
                 state = self.manager.restore(step, args=ocp.args.Composite(**items))["state"]
+                state = {name: state[name] for name in entries or state}
                 if "sums" in known:  # not in those of before the 28th of November 2026
                     for name, value in sums_of_bits(state).items():
                         require(
@@ -257,8 +262,9 @@ class Checkpoints:
             raise UserError(
                 f"The checkpoint {where} cannot be read: it is damaged or incomplete. {fix} ({reason})"
             ) from error
-        leaves = jax.tree.leaves(with_later(state, template))
-        return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
+        wanted = {name: abstract[name] for name in state}
+        leaves = jax.tree.leaves(with_later(state, plain(wanted)))
+        return jax.tree.unflatten(jax.tree.structure(wanted), leaves)
 
     def _check_same_model(self, where, stored, template):
         stored, wanted = leaves_by_name(stored), leaves_by_name(template)

@@ -14,7 +14,8 @@ from experiments.training.step import Program
 
 
 def load_state(out: Path, step: int | None = None, mesh: Mesh | None = None):
-    """(config, program, step, state) of the newest or the given checkpoint; UserError if there is none.
+    """(config, program, step, state) of the newest or the given checkpoint; UserError if there is none. The
+    state has no "opt" and no "teacher": these stay on the disk, for training alone reads them.
 
     mesh: takes the place of that of the run, whose devices need not be here. None for as many of those that
         are here as divide its micro-batches, each with the whole state."""
@@ -30,6 +31,6 @@ def load_state(out: Path, step: int | None = None, mesh: Mesh | None = None):
         require(bool(steps), f"{out} has no complete checkpoint yet.")
         require(step is None or step in steps, f"{out} has no checkpoint of step {step}; it has {steps}.")
         step = checkpoints.latest if step is None else step
-        state = checkpoints.restore(step, program.abstract_state())
+        state = checkpoints.restore(step, program.abstract_state(), entries=("step", "params", "sparse"))
     program.check_values(state)
     return config, program, step, state

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from experiments import config as configs
+from experiments.training.checkpoint import Checkpoints
 from experiments.training.loop import train
+from experiments.training.stored import load_state
 from tests.conftest import made_once
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -92,6 +94,13 @@ def changed(record: Path, folder: Path, change=as_it_is):
     copy = folder / record.parent.name / record.name
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.write_text(json.dumps(content, separators=(",", ":")))
+
+
+def whole_state(out: Path, step: int):
+    """The state that training would go on with, moments too."""
+    program = load_state(out, step)[1]
+    with Checkpoints(out / "checkpoints") as checkpoints:
+        return checkpoints.restore(step, program.abstract_state())
 
 
 def python(*arguments, **kwargs) -> subprocess.CompletedProcess:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore as ts
 from flax import nnx
 
 import jax_sparse24 as s24
@@ -32,7 +33,7 @@ from experiments.training.checkpoint import Checkpoints, quiet_failure, sums_of_
 from experiments.training.loop import Diverged, train
 from experiments.training.metrics import Progress
 from jax_sparse24.measure.nvml import Reading
-from tests.experiments.conftest import REPOSITORY, python
+from tests.experiments.conftest import REPOSITORY, python, whole_state
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +83,7 @@ def test_resume_in_a_new_process_is_bit_exact(finished, copy, shared):
     result = python("experiments.launch", "--resume", copy, "--no-tune")
     assert result.returncode == 0, result.stderr
     for step in (10, 12):
-        states = [stored.load_state(out, step)[3] for out in (finished, copy)]
+        states = [whole_state(out, step) for out in (finished, copy)]
         for (path, one), other in zip(
             jax.tree_util.tree_leaves_with_path(states[0]), jax.tree.leaves(states[1]), strict=True
         ):
@@ -187,14 +188,14 @@ def test_truncated_checkpoint(copy):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_lost_bit_of_a_checkpoint_is_found(copy):
     """Neither orbax nor tensorstore finds it: a run went on from other parameters."""
-    _, _, step, state = stored.load_state(copy)
-    found = []
+    step, found = 12, []
+    state = whole_state(copy, step)
     for file in (copy / "checkpoints" / str(step)).rglob("ocdbt.process_0/d/*"):
         whole = file.read_bytes()
         for at in range(5, len(whole), len(whole) // 3):
             file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
             try:
-                same = stored.load_state(copy)[3]
+                same = whole_state(copy, step)
             except UserError as error:
                 found.append(str(error))
             else:  # in what is not read
@@ -202,6 +203,23 @@ def test_a_lost_bit_of_a_checkpoint_is_found(copy):
         file.write_bytes(whole)
     assert any("other numbers than were written" in words for words in found)
     assert all("Delete it to continue from step 10" in words for words in found)
+
+
+def test_the_optimisers_state_is_read_by_training_alone(copy, config):
+    """A checkpoint of which it is deleted is loaded as before, but no longer continued."""
+    shutil.rmtree(copy / "checkpoints" / "12")
+    _, _, step, before = stored.load_state(copy)
+    base = f"file://{copy / 'checkpoints' / str(step) / 'state'}/"
+    arrays = ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    numbers = [key for key in arrays.list().result() if key.startswith(b"opt.") and b".zarray" not in key]
+    assert len(numbers) > 2 * len(jax.tree.leaves(before["params"]))
+    for key in numbers:  # shapes and dtypes stay
+        arrays.write(key, None).result()
+    after = stored.load_state(copy)[3]
+    assert set(after) == {"step", "params", "sparse"}
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+    with pytest.raises(UserError, match=r"checkpoints/10 cannot be read: it is damaged or incomplete"):
+        train(config, copy, resume=True, show=False)
 
 
 def test_another_position_in_the_text_is_found(copy, config):

@@ -22,6 +22,7 @@ from experiments.training import start as starts
 from experiments.training.loop import train
 from experiments.training.step import Program, cross_entropy, loss_of
 from experiments.training.stored import load_state
+from tests.experiments.conftest import whole_state
 
 AST = s24.methods.AST(decay=0.1, decay_steps=3, refresh_every=2, slorb=16)
 
@@ -38,13 +39,13 @@ def test_a_run_with_late_adapters_resumes_bit_for_bit(config, tmp_path):
     """It stops in the phase without adapters and goes on into the one with them."""
     config = short(config, s24.methods.SLoPe(adapter_share=0.34, refresh_every=2, rank=4))
     out = train(config, tmp_path / "whole", show=False).out
-    waiting, trained = (load_state(out, step)[3] for step in (3, 6))
+    waiting, trained = (whole_state(out, step) for step in (3, 6))
     rows = rundir.read_metrics(out)
     shutil.rmtree(out / "checkpoints" / "6")
     assert train(config, out, resume=True, show=False).finished
     assert losses(rows) == losses(rundir.read_metrics(out))
     assert [phase for _, phase, _ in losses(rows)] == ["sparse"] * 4 + ["adapters"] * 2
-    jax.tree.map(np.testing.assert_array_equal, trained, load_state(out, 6)[3])
+    jax.tree.map(np.testing.assert_array_equal, trained, whole_state(out, 6))
     check_adapters(waiting, trained)
 
 

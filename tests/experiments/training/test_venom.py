@@ -18,6 +18,7 @@ from experiments.training import evaluator, stored
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.loop import train
 from experiments.training.step import Program
+from tests.experiments.conftest import whole_state
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +116,7 @@ def test_a_running_statistic_moves_in_the_sparse_phase_and_is_resumed(quiet, tmp
         if kept.name.isdigit() and int(kept.name) > 6:
             shutil.rmtree(kept)
     train(run, copy, resume=True, show=False)
-    jax.tree.map(np.testing.assert_array_equal, checkpoint(copy, 12), checkpoint(out, 12))
+    jax.tree.map(np.testing.assert_array_equal, whole_state(copy, 12), whole_state(out, 12))
 
 
 @pytest.mark.parametrize(("changed", "why"), [({"m": 7}, "multiple of 7"), ({"v": 256}, "fewer than v=256")])
@@ -135,11 +136,11 @@ def test_resume_before_at_and_after_the_move(whole, quiet, tmp_path, step):
         if kept.name.isdigit() and int(kept.name) > step:
             shutil.rmtree(kept)
     train(quiet, copy, resume=True, show=False)
-    jax.tree.map(np.testing.assert_array_equal, checkpoint(copy, 12), checkpoint(whole, 12))
+    jax.tree.map(np.testing.assert_array_equal, whole_state(copy, 12), whole_state(whole, 12))
 
 
 def test_moving_neurons_changes_no_loss(whole, venom):
-    program, state = Program(venom), checkpoint(whole, 4)
+    program, state = Program(venom), whole_state(whole, 4)
     losses = evaluator.Evaluator(program, BATCHES)
     before = losses(state["params"], state["sparse"])["dense"]
     after = program.prepare(state, 4)
@@ -169,8 +170,8 @@ def test_a_damaged_scale_is_refused(whole, venom, tmp_path, monkeypatch):
         for later in [step for step in checkpoints.manager.all_steps() if step > 6]:
             checkpoints.manager.delete(later)
 
-    def damaged(*arguments):
-        state = restore(*arguments)
+    def damaged(*arguments, **named):
+        state = restore(*arguments, **named)
         flat = nnx.to_flat_state(state["sparse"])
         scaled = [(p, v.replace(-v[...]) if p[-1] == "scale" else v) for p, v in flat]
         return state | {"sparse": nnx.from_flat_state(scaled)}

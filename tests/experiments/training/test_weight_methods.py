@@ -14,9 +14,10 @@ from experiments import config as configs
 from experiments.analysis.runs import read_run
 from experiments.config import Config, Optim
 from experiments.models import decoder
-from experiments.training import rundir, stored
+from experiments.training import rundir
 from experiments.training.loop import train
 from experiments.training.optimiser import optimiser
+from tests.experiments.conftest import whole_state
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,7 @@ def test_the_dense_phase_ends_when_the_moment_has_settled(settling):
     assert phases == ["dense"] * 3 + ["sparse"] * 9  # latest would be 9
     assert [(start, end) for start, end, _ in read_run(out, "").phases] == [(0, 3), (3, 12)]
     # The moment of the third step is that of the last one.
-    early, late = (stored.load_state(out, step)[3]["opt"] for step in (5, 12))
+    early, late = (whole_state(out, step)["opt"] for step in (5, 12))
     jax.tree.map(np.testing.assert_array_equal, optax.tree.get(early, "nu"), optax.tree.get(late, "nu"))
 
 
@@ -53,7 +54,7 @@ def test_resume_stays_in_the_phase_and_is_bit_exact(settling, tmp_path):
     for step in ("10", "12"):
         shutil.rmtree(copy / "checkpoints" / step)
     train(config, copy, resume=True, show=False)
-    states = [stored.load_state(folder, 12)[3] for folder in (out, copy)]
+    states = [whole_state(folder, 12) for folder in (out, copy)]
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
