@@ -43,9 +43,6 @@ and a quarter of them, which ended nearer to dense training here ([log]({RECIPE}
 Its learning rate is the best of three for dense training, its decay one that FST's rule allows. Its numbers
 of steps follow from the speed of steps of two blocks with a small vocabulary, which these runs did not reach.
 Those of `wide` follow from the speed of these runs ([log]({WIDE_RATES})).""",
-    "wide4096": """The size `wide4096` is for the time that steps take, and decides no claim: its learning
-rate is a guess. Its numbers of steps follow from the speed of this model on an H200; these runs were on
-H100s.""",
 }
 READING = f"""## How to read the tables
 

@@ -101,13 +101,14 @@ def ablation(size: Size) -> Ablation:
             "sparse steps turned out 1.07 times as fast as dense ones, not 1.00: it could have had 49 more.",
             "wide4096": "FST (564 steps) ends 0.235 and 0.209 nats ahead of 500 dense steps, Activation24 "
             "(518 steps) 0.050 and 0.087 ahead, Venom (514 steps) 0.260 and 0.224 behind, two seeds each, on "
-            "H100s. The rate that was guessed is still one, for its search did not compile: FST does better "
-            "than was expected of the best rate, Venom worse. Steps are 1.11, 1.05 and 1.09 times as fast as "
-            "dense ones. Runs before, on H200s, with other numbers of steps and Venom with the recipe of "
-            "pilot, differed from dense training by -0.29 and -0.23 (FST, 576 steps), -0.16 and -0.15 "
-            "(Activation24, 537) and +0.21 and +0.18 (Venom, 562). It is not time alone: after as many steps "
-            "FST and Activation24 led, too. Rates fall over the steps of a run, so that those of a longer "
-            "one are higher at each step. These runs decide nothing.",
+            "H100s: FST does better than expected, Venom worse. Steps are 1.11, 1.05 and 1.09 times as fast "
+            "as dense ones. The rate was a guess when these runs were made, and they were to decide nothing; "
+            "a search of three rates has since found it the best for dense training, by 0.28 nats. Runs "
+            "before, on H200s, with other numbers of steps and Venom with the recipe of pilot, differed from "
+            "dense training by -0.29 and -0.23 (FST, 576 steps), -0.16 and -0.15 (Activation24, 537) and "
+            "+0.21 and +0.18 (Venom, 562). It is not time alone: after as many steps FST and Activation24 "
+            "led, too. Rates fall over the steps of a run, so that those of a longer one are higher at each "
+            "step. 500 steps are an eighth of those at the size wide, where none of this is left.",
         },
         differs="Papers report speed and loss at equal steps."
         if size.name == "wide"

@@ -44,7 +44,7 @@ CLAIMS = (  # of which runs are shown as studies
     "configs/evidence/controls.py",
     "configs/fst/equal_time.py",
 )
-DECIDE_NOTHING = ("pilot", "widepilot", "wide4096")  # sizes for recipes and times
+DECIDE_NOTHING = ("pilot", "widepilot")  # sizes for recipes
 ONE_SEED = (
     "One seed decides nothing. Three would find, in 80 % of repetitions, an effect {three:.1f} times as "
     "large as the standard deviation of its paired difference, which one seed does not show. "

@@ -317,7 +317,7 @@ def test_the_page_is_what_the_records_say(tmp_path):
     assert "\n\n**Sparsity shows no gain at the size `124m`**: " in page
     assert "that long), arms end, in nats per token, at most 0.01 behind it: Activation24 -0.003; " in page
     assert "corrected for 6 comparisons" in page
-    assert page.count("### The claim") == page.count("### What they write") == 4  # pilots decide none
+    assert page.count("### The claim") == page.count("### What they write") == 5  # pilots decide none
     assert "11d39976dfd1, written 2026-11-25T02:00:01, before the first run" in page
 
 
