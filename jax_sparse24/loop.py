@@ -573,9 +573,7 @@ class Loop:
         check_flag("Loop.model", "sparse", sparse)
         state = jax.tree.map(jnp.copy, state)
         if sparse:
-            state["sparse"] = self.view.refresh(
-                state["params"], state["sparse"], state["step"], sparse=True, due=True
-            )
+            state = self.refreshed(state)
         model = self.view.model(state["params"], state["sparse"], sparse, True)
         of_modules = self.view.ran is not None  # their state tells that they are dense, too
         return set_sparse(model, False) if of_modules and not sparse else model

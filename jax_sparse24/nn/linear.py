@@ -22,7 +22,7 @@ from jax_sparse24.engine.plan import LINEAR, LINEAR_IN_FFN
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method, check_positive_state
 from jax_sparse24.nn import sharding
-from jax_sparse24.patterns import check_input, check_size
+from jax_sparse24.patterns import check_input, check_size, key_of
 
 # Names of a weight in a plan: "w" of a layer alone, "w1" and "w2" of the first and second one in an FFN.
 ROLES = ("w", *LINEAR_IN_FFN)
@@ -341,7 +341,7 @@ class Linear(nnx.Module):
             return None
         now, step = checksum(self.weight), self.step[...].astype(jnp.uint32)
         told = jnp.where(now == self.checksum[...], step, now)
-        return jax.random.fold_in(jax.random.wrap_key_data(self.key[...]), told)
+        return jax.random.fold_in(key_of(self.key[...]), told)
 
     def method_state(self) -> dict[str, jax.Array]:
         """What the method keeps for this layer.

@@ -12,7 +12,7 @@ from flax import nnx
 from jax_sparse24.engine.float8 import remembered
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn.linear import History, Linear, SparseState, Statistic
-from jax_sparse24.patterns import check_flag
+from jax_sparse24.patterns import check_flag, key_of
 
 _Model = TypeVar("_Model")
 FORGETTING = 0.01  # share of a running statistic that an optimiser step replaces
@@ -247,6 +247,6 @@ def fold_key(state: nnx.State, data: jax.typing.ArrayLike) -> nnx.State:
         folded = jax.random.fold_in
         for _ in words.shape[:-1]:
             folded = jax.vmap(folded, in_axes=(0, None))
-        return variable.replace(jax.random.key_data(folded(jax.random.wrap_key_data(words), data)))
+        return variable.replace(jax.random.key_data(folded(key_of(words), data)))
 
     return nnx.from_flat_state([(path, fold(path, v)) for path, v in nnx.to_flat_state(state)])
