@@ -359,5 +359,7 @@ def test_layers_that_share_a_kernel_and_multiply_by_different_weights_are_not_me
     model = twins(s24.methods.SLoPe(rank=4))
     for value in model.layers[1].adapters.values():
         value[...] = value[...] + 0.1
-    with pytest.raises(ValueError, match=r"layers.0 and layers.1 share a kernel.* a kernel of its own before"):
+    with pytest.raises(
+        ValueError, match=r"layers.0 and layers.1 share a kernel.* a kernel of its own before"
+    ):
         s24.nn.merge_adapters(model)
