@@ -57,8 +57,9 @@ def _map_masked(op: str, function, updates, params, masks, *others):
         jax.tree.map(lambda *_: None, updates, masks, is_leaf=_left_out)
     except ValueError as error:
         raise ValueError(
-            f"{op}: masks must be a tree like the gradients, such as s24.nn.masks(model), or, where these are "
-            f"of the parameters that a filter wrt takes, nnx.filter_state(s24.nn.masks(model), wrt). {error}"
+            f"{op}: masks must be a tree like the gradients, such as s24.nn.masks(model), or, where these "
+            "are of the parameters that a filter wrt takes, "
+            f"nnx.filter_state(s24.nn.masks(model), wrt). {error}"
         ) from error
 
     def one(g, w, mask, *others):

@@ -336,7 +336,14 @@ class Linear(nnx.Module):
     def noise_key(self) -> jax.Array | None:
         """The PRNG key of this step's noise.
 
-        Returns: a key; None if the method draws none."""
+        Returns: a key; None if the method draws none.
+        Raises: ValueError for a stack of layers."""
+        if self.weight.ndim > 2:
+            raise ValueError(
+                f"Linear: this is a stack of layers, whose kernels have shape {self.weight.shape}, and each "
+                "is called by itself: call it inside of a vmap or a scan over the stack, such as nnx.vmap or "
+                "nnx.scan."
+            )
         if not self.method.stochastic:
             return None
         now, step = checksum(self.weight), self.step[...].astype(jnp.uint32)

@@ -363,3 +363,19 @@ def test_layers_that_share_a_kernel_and_multiply_by_different_weights_are_not_me
         ValueError, match=r"layers.0 and layers.1 share a kernel.* a kernel of its own before"
     ):
         s24.nn.merge_adapters(model)
+
+
+@pytest.mark.parametrize("method", [s24.methods.STE(), s24.methods.FST()], ids=["STE", "FST"])
+@pytest.mark.parametrize("layer", [s24.nn.FFN, s24.nn.GatedFFN, s24.nn.Linear])
+def test_a_stack_is_called_in_a_vmap_or_a_scan(layer, method):
+    """JAX said that fold_in accepts a single key."""
+
+    @nnx.split_rngs(splits=2)
+    @nnx.vmap
+    def made(rngs):
+        return layer(d, f, method=method, rngs=rngs)
+
+    stack = made(nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"this is a stack of layers.*inside of a vmap or a scan"):
+        stack(inputs())
+    nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None))(stack, inputs())
