@@ -404,6 +404,10 @@ def test_what_a_loop_cannot_run_is_refused():
         (lambda: s24.Loop(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), loss, tx, 8), "has 0 sparse layers"),
         (lambda: s24.Loop(ffn(method), None, tx, 8), "loss must be a function"),
         (lambda: s24.Loop(ffn(method), loss, "adam", 8), "tx must be an optax transformation"),
+        (
+            lambda: s24.Loop(ffn(method), loss, optax.MultiSteps(tx, 2), 8),
+            "MultiSteps.*accumulate=. the number",
+        ),
         (lambda: s24.Loop(ffn(method), loss, tx, 8, accumulate=0), "accumulate=0 must be at least 1"),
         (lambda: s24.Loop(Dropped(), loss, tx, 8), "variables of type .*dropout, batch statistics"),
         (lambda: loop_of(method, accumulate=3).micro_batches(batch(0)), "32 examples does not split"),
