@@ -389,7 +389,7 @@ class Linear(nnx.Module):
                 f"Linear: {self.of_dense_products}: products that are cut over a mesh add up in float32, and "
                 "their results have the promoted dtype. Leave it out, or give the layer no axes."
             )
-        if self.active:
+        if self.active and not self.method.needs_block:
             state, key = self.method_state(), self.noise_key()
             options = {"bias": bias, "implementation": self.implementation, "specs": specs}
             y = sparse_dot(x, w, self.method, state, key, **options)
