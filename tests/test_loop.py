@@ -327,6 +327,16 @@ def test_the_sparse_model_of_a_state_of_a_dense_phase(kind):
     np.testing.assert_allclose(jnp.mean((got - data["y"]) ** 2), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_state_on_the_host_goes_on_as_that_on_the_device(name):
+    """Arrays of NumPy, as of a pickled checkpoint: the order of neurons, and their moments, follow."""
+    loop, states = run("module", name)
+    state = states[0]
+    for step in range(1, 5):
+        state, _ = loop.advance(jax.device_get(state), batch(step), step)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), states[4])
+
+
 @pytest.mark.parametrize("kind", ["module", "tree"])
 def test_noise_needs_no_default_kind_of_keys(kind):
     """`jax_default_prng_impl` may be another one than that of the words that layers keep."""

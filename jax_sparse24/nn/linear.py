@@ -262,7 +262,7 @@ class Linear(nnx.Module):
     @property
     def weight(self) -> jax.Array:
         """The kernel as the matrix that the products take, (..., in, out)."""
-        return self.kernel[...]
+        return of_jax(self.kernel[...])
 
     @property
     def rests(self) -> tuple[sharding.Name, ...] | None:
@@ -557,6 +557,13 @@ class Linear(nnx.Module):
                 "a restore, call s24.nn.set_sparse(model, False) to go on dense, or s24.nn.set_sparse(model, "
                 "True) to begin a sparse phase."
             )
+
+
+def of_jax(x: jax.typing.ArrayLike) -> jax.Array:
+    """An array of JAX in place of one of NumPy, as a variable may hold it.
+
+    x: an array, or its shape and dtype, which stays as it is."""
+    return jnp.asarray(x) if isinstance(x, np.ndarray) else x
 
 
 def check_axes(axes) -> tuple[sharding.Name, sharding.Name] | None:
