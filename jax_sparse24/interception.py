@@ -25,7 +25,7 @@ from jax_sparse24.engine.linear import sparse_dot
 # What these make of a parameter is the parameter in another shape or dtype, or a part of it.
 PASSING = {
     *("convert_element_type", "transpose", "reshape", "squeeze", "copy", "copy_p", "sharding_constraint"),
-    *("slice", "dynamic_slice", "optimization_barrier", "reduce_precision", "pvary", "name"),
+    *("slice", "dynamic_slice", "split", "optimization_barrier", "reduce_precision", "pvary", "name"),
 }
 
 
@@ -432,7 +432,9 @@ def _as_written(equation, arrays, name: str, given: list[Value]) -> list[Value]:
     results = out if equation.primitive.multiple_results else [out]
     paths = [None] * len(results)
     if name in PASSING:
-        paths = [given[0].path] if len(results) == 1 else [value.path for value in given]
+        paths = [value.path for value in given]
+        if len(paths) != len(results):  # places to slice at are no parameters, and one is split into several
+            paths = [paths[0]] * len(results)
     return [Value(x, path) for x, path in zip(results, paths, strict=True)]
 
 

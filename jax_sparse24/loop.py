@@ -101,6 +101,11 @@ class Loop:
         sum_over = as_list("Loop", "sum_over", sum_over, "names of mesh axes")
         if isinstance(tx, nnx.Optimizer):
             tx = tx.tx
+        if isinstance(tx, optax.MultiSteps):
+            raise TypeError(
+                "Loop: tx is an optax.MultiSteps, whose optimiser gets no masks and steps less often than "
+                "the loop counts; give tx itself, and Loop(..., accumulate=) the number of micro-batches."
+            )
         if not isinstance(tx, optax.GradientTransformation):
             raise TypeError(
                 f"Loop: tx must be an optax transformation or an nnx.Optimizer, got {type(tx).__name__}."
@@ -573,9 +578,7 @@ class Loop:
         check_flag("Loop.model", "sparse", sparse)
         state = jax.tree.map(jnp.copy, state)
         if sparse:
-            state["sparse"] = self.view.refresh(
-                state["params"], state["sparse"], state["step"], sparse=True, due=True
-            )
+            state = self.refreshed(state)
         model = self.view.model(state["params"], state["sparse"], sparse, True)
         of_modules = self.view.ran is not None  # their state tells that they are dense, too
         return set_sparse(model, False) if of_modules and not sparse else model

@@ -53,6 +53,15 @@ def _map_masked(op: str, function, updates, params, masks, *others):
     if params is None:
         raise ValueError(f"{op}: needs the parameters; call update(grads, state, params, masks=...).")
 
+    try:
+        jax.tree.map(lambda *_: None, updates, masks, is_leaf=_left_out)
+    except ValueError as error:
+        raise ValueError(
+            f"{op}: masks must be a tree like the gradients, such as s24.nn.masks(model), or, where these "
+            "are of the parameters that a filter wrt takes, "
+            f"nnx.filter_state(s24.nn.masks(model), wrt). {error}"
+        ) from error
+
     def one(g, w, mask, *others):
         if _left_out(g):
             return g
@@ -198,14 +207,22 @@ def for_method(
     b1, b2, weight_decay, mask: as in `optax.adamw`; `mask` says which parameters have weight decay.
 
     Returns: an optax transformation.
-    Raises: TypeError if `method` is none or `steps` no int; ValueError for fewer steps than one, or a
-        learning rate that is neither a schedule nor a finite number, 0 or positive."""
+    Raises: TypeError if `method` is none or `steps` no int; ValueError for fewer steps than one, a learning
+        rate that is neither a schedule nor a finite number, 0 or positive, a norm that is not positive, and
+        b1 or b2 outside [0, 1)."""
     if not isinstance(method, Method):
         raise TypeError(f"for_method: method must be one of s24.methods, such as FST(), got {method!r}.")
     check_size("for_method", "steps", steps)
     if not isinstance(learning_rate, jax.core.Tracer):
         scalar = isinstance(learning_rate, np.ndarray | jax.Array) and not learning_rate.ndim
         _check_rate("for_method", learning_rate.item() if scalar else learning_rate, "learning_rate")
+    if not any(isinstance(value, jax.Array) for value in (clip, b1, b2)):  # of optax.inject_hyperparams
+        if clip is not None and not (is_number(clip) and clip > 0):
+            raise ValueError(
+                f"for_method: clip={clip!r} must be a finite number, greater than 0: the largest norm of "
+                "gradients that are not scaled down. For no clipping give None."
+            )
+        _check_adam("for_method", b1, b2, 0)
     training = method.training(steps)
     first = [] if clip is None else [optax.clip_by_global_norm(clip)]
     betas, decoupled = {"b1": b1, "b2": b2}, {"weight_decay": weight_decay, "mask": mask}

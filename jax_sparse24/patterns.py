@@ -137,6 +137,15 @@ def as_dtype(op: str, dtype: Any, also: tuple = ()) -> jnp.dtype:
     return found
 
 
+def key_of(words: Any) -> jax.Array:
+    """The PRNG key of two words, whatever kind of key `jax_default_prng_impl` says.
+
+    words: uint32 (..., 2).
+
+    Returns: typed keys (...)."""
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
 def check_flag(op: str, name: str, value: Any) -> None:
     """Raises TypeError unless an option is True or False; any other word would count as true.
 

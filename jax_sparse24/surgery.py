@@ -21,6 +21,7 @@ from jax_sparse24.nn.fitting import Unfit, replaced_block
 from jax_sparse24.nn.linear import Linear, check_method
 from jax_sparse24.nn.state import equinox_of, sparse_layers
 from jax_sparse24.ops.mvue import key_words
+from jax_sparse24.patterns import key_of
 
 # Layers after which no matrix product of the model follows, or whose result chooses experts.
 LEFT_ALONE = re.compile(r"(\w*_)?head|(un|de)embed(ding)?|logits|router")
@@ -141,7 +142,7 @@ def sparsify(
     new, unfit = {}, {}
     known: list = []
     for path, rule in chosen.items():
-        noise = jax.random.fold_in(jax.random.wrap_key_data(words), zlib.crc32(path.encode()) & 0x7FFFFFFF)
+        noise = jax.random.fold_in(key_of(words), zlib.crc32(path.encode()) & 0x7FFFFFFF)
         try:
             if rule.of_blocks:
                 options = rule.names, rule.activation, implementation, noise, known

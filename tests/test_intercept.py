@@ -198,3 +198,14 @@ def test_wrong_arguments_are_named():
     ):
         with pytest.raises(error, match=text):
             call()
+
+
+@pytest.mark.parametrize("split", [jnp.split, lambda w, n, axis: [w[:, : f // 2], w[:, f // 2 :]]])
+def test_parts_of_a_parameter_are_followed(split):
+    """Products with what `jnp.split` makes of one stayed dense."""
+    x, w = jnp.arange(T * d).reshape(T, d) / 7, PARAMS["last"]["a"]
+    apply = lambda w, x: sum(x @ part for part in split(w["a"], 2, axis=1))  # noqa: E731
+    got = s24.intercept(apply, STE)({"a": w}, x)
+    np.testing.assert_allclose(got, apply({"a": s24.prune24(w, 0)}, x), rtol=1e-5, atol=1e-5)
+    view = s24.Function(apply, {"a": w}, s24.methods.FST(), (x,))
+    assert "sparse by FST" in view.explain()

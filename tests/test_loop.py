@@ -311,6 +311,43 @@ def test_inside_of_jit_the_model_of_a_state_needs_its_mode():
         jax.jit(lambda state: loop.model(state)(x))(loop.init())
 
 
+@pytest.mark.parametrize("kind", ["module", "tree"])
+def test_the_sparse_model_of_a_state_of_a_dense_phase(kind):
+    """It has masks for the weights as they are, whatever the mode of the last step was."""
+    loop, states = run(kind, "FST")
+    assert not loop.schedule.phase_at(STEPS - 1).sparse
+    data = batch(0)
+    model = loop.model(states[-1], sparse=True)
+    got = (
+        model(data["x"])
+        if kind == "module"
+        else model.ffn(data["x"], model.params["block"], model.sparse["block"])
+    )
+    expected = loop.evaluate(states[-1], [data])["sparse"]
+    np.testing.assert_allclose(jnp.mean((got - data["y"]) ** 2), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_state_on_the_host_goes_on_as_that_on_the_device(name):
+    """Arrays of NumPy, as of a pickled checkpoint: the order of neurons, and their moments, follow."""
+    loop, states = run("module", name)
+    state = states[0]
+    for step in range(1, 5):
+        state, _ = loop.advance(jax.device_get(state), batch(step), step)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), states[4])
+
+
+@pytest.mark.parametrize("kind", ["module", "tree"])
+def test_noise_needs_no_default_kind_of_keys(kind):
+    """`jax_default_prng_impl` may be another one than that of the words that layers keep."""
+    with jax.default_prng_impl("rbg"):
+        loop = (loop_of if kind == "module" else tree_loop)(METHODS["FST"], accumulate=2, debug=True)
+        state = loop.init()
+        for step in range(STEPS):
+            state, metrics = loop.advance(state, batch(step), step)
+    assert jnp.isfinite(metrics["loss"])
+
+
 def test_soft_weights_of_a_block_are_merged_into_its_kernels():
     loop = s24.Loop(ffn(SOFT), loss, tx_of(SOFT), STEPS)
     state = loop.init()
@@ -377,6 +414,10 @@ def test_what_a_loop_cannot_run_is_refused():
         (lambda: s24.Loop(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), loss, tx, 8), "has 0 sparse layers"),
         (lambda: s24.Loop(ffn(method), None, tx, 8), "loss must be a function"),
         (lambda: s24.Loop(ffn(method), loss, "adam", 8), "tx must be an optax transformation"),
+        (
+            lambda: s24.Loop(ffn(method), loss, optax.MultiSteps(tx, 2), 8),
+            "MultiSteps.*accumulate=. the number",
+        ),
         (lambda: s24.Loop(ffn(method), loss, tx, 8, accumulate=0), "accumulate=0 must be at least 1"),
         (lambda: s24.Loop(Dropped(), loss, tx, 8), "variables of type .*dropout, batch statistics"),
         (lambda: loop_of(method, accumulate=3).micro_batches(batch(0)), "32 examples does not split"),

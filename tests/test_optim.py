@@ -98,8 +98,23 @@ def test_forgotten_masks_raise_instead_of_switching_the_decay_off():
 
 def test_masks_must_be_a_tree_like_the_parameters():
     tx = s24.optim.masked_decay(RATE)
-    with pytest.raises(ValueError):
+    with pytest.raises(
+        ValueError, match=r"masked_decay: masks must be a tree like the gradients.*filter_state"
+    ):
         tx.update(G, tx.init(W), W, masks={"kernel": M["kernel"]})
+
+
+def test_a_part_of_a_model_is_trained_with_its_part_of_the_masks():
+    method = s24.methods.FST(decay=0.1)
+    wrt = nnx.All(nnx.Param, nnx.PathContains("up"))
+    model = s24.nn.FFN(8, 16, method=method, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, s24.optim.for_method(method, 1e-2, 10), wrt=wrt)
+    grads, masks = nnx.state(model, wrt), s24.nn.masks(model)
+    with pytest.raises(ValueError, match=r"nnx.filter_state\(s24.nn.masks\(model\), wrt\)"):
+        optimizer.update(model, grads, masks=masks, frozen=True)
+    down = model.down.kernel[...]
+    optimizer.update(model, grads, masks=nnx.filter_state(masks, wrt), frozen=True)
+    np.testing.assert_array_equal(model.down.kernel[...], down)
 
 
 # ---- in a chain
@@ -307,6 +322,17 @@ def test_learning_rates_may_be_arrays_schedules_and_traced():
         lambda learning_rate: s24.optim.for_method(s24.methods.FST(), learning_rate, 9)
     )
     jax.jit(injected(1e-3).init)({"w": jnp.ones((4, 4))})
+    injected = optax.inject_hyperparams(s24.optim.for_method, static_args="steps")
+    injected(s24.methods.FST(), 1e-3, 9).init({"w": jnp.ones((4, 4))})
+
+
+@pytest.mark.parametrize(
+    "field, value", [("clip", 0.0), ("clip", -1), ("clip", "1"), ("b1", 1.0), ("b2", -0.1)]
+)
+def test_options_of_adamw_are_refused_where_they_are_written(field, value):
+    """A norm of 0 made all gradients 0, and a negative one turned their signs."""
+    with pytest.raises(ValueError, match=rf"^for_method: {field}="):
+        s24.optim.for_method(s24.methods.FST(), 1e-3, 10, **{field: value})
 
 
 # ---- neurons that change places

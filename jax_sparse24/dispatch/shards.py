@@ -8,6 +8,8 @@ import math
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jax_sparse24.patterns import key_of
+
 # Within a shard_map in which every call has its shard of the tokens: the manual axes that cut them, in order.
 TOKENS = jax.make_user_context(())
 
@@ -75,7 +77,7 @@ def fold_shard(key: jax.Array, tree) -> jax.Array:
         if axis in TOKENS.value:
             continue
         if axis in over or not varying(index):
-            key = jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), index))
+            key = jax.random.key_data(jax.random.fold_in(key_of(key), index))
     return key
 
 

@@ -19,6 +19,7 @@ from jax_sparse24.ops.features import ASCENDING, densest, set_columns
 from jax_sparse24.ops.matmul import PACKED, contract
 from jax_sparse24.ops.order import collect, permute, regroup
 from jax_sparse24.ops.packed_vnm import PackedVNM
+from jax_sparse24.patterns import key_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +149,7 @@ class Execution:
         """The PRNG key of the random numbers that one product draws; `key` is that of the call.
 
         A shard of the operand that is made sparse draws what the whole operand would draw there."""
-        key = jax.random.fold_in(jax.random.wrap_key_data(key), list(self.table).index(name))
+        key = jax.random.fold_in(key_of(key), list(self.table).index(name))
         return draw_key(self.products, self.partition, key, self.plan.row(name).operand)
 
     def summed(self, name: str) -> tuple[str, ...]:

@@ -139,9 +139,14 @@ def sparse_dot(
 
     Returns: (..., f) in the promoted dtype of x and w; sums are float32, and those over shards are of results
         in their dtype.
-    Raises: TypeError (types, dtypes), ValueError (shapes, missing state or key, specs that do not fit),
-        RuntimeError (implementation)."""
+    Raises: TypeError (types, dtypes), ValueError (shapes, missing state or key, specs that do not fit, a
+        method without a plan for a single layer), RuntimeError (implementation)."""
     plan = plan_of("sparse_dot", method, "linear_plan")
+    if method.needs_block:
+        raise ValueError(
+            f"sparse_dot: {method} makes activations sparse and has no table for a single linear layer; use "
+            "s24.sparse_ffn."
+        )
     tokens, (w,), state, key = prepare("sparse_dot", plan, implementation, state, key, x, w=w)
     bias = check_bias("sparse_dot", "bias", bias, "w", w)
     check_state("sparse_dot", method, state, w=w)

@@ -15,6 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jax_sparse24.engine.linear import sparse_dot
+from jax_sparse24.patterns import key_of
 
 _PRODUCT, _TANGENT = Primitive("s24_vectors"), Primitive("s24_vectors_tangent")
 
@@ -54,7 +55,7 @@ def _compute(x, w, *rest, structure, method, implementation, stacked):
 
     def dot(x, w, *rest):
         state, words = jax.tree.unflatten(structure, rest)
-        key = None if words is None else jax.random.wrap_key_data(words)
+        key = None if words is None else key_of(words)
         return sparse_dot(x, w, method, state, key, implementation=implementation)
 
     for _ in range(stacked):

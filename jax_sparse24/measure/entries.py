@@ -187,7 +187,7 @@ class Entries:
         if key not in self._producers:
             x = random(shape, dtype, 1)
             state = {"mask": mask24(random(shape, dtype, 3), product.axis), "scale": jnp.float32(1)}
-            request = Request(state, jax.random.key_data(jax.random.key(0)), None, "packed")
+            request = Request(state, jnp.zeros(2, jnp.uint32), None, "packed")
             make = {
                 by.producer: lambda by=by: Program(lambda x: by(x, product.axis, request), x)
                 for by in SPARSIFIERS

@@ -44,23 +44,39 @@ def merge_adapters(model: _Model) -> _Model:
 
     Returns: the model; of Equinox a copy, to be used in place of it.
     Raises: TypeError if `model` is no such module; ValueError if it has no layer of `s24.nn`, or, outside of
-        jit, a layer in sparse mode has the state of another kernel or phase, as in a call."""
+        jit, a layer in sparse mode has the state of another kernel or phase, as in a call, or two layers that
+        share a kernel multiply by different weights."""
     if library := equinox_of(model):
         merged = merge_adapters(library.products(model))
         return library.with_kernels(library.with_products(model, merged), merged)
-    layers = [layer for _, layer in layers_of("merge_adapters", model)]
-    for layer in layers:  # all of them before any is merged
+    layers, kernels = layers_of("merge_adapters", model), {}
+    for _, layer in layers:
         layer.check_current()
-    for layer in layers:
-        weight = layer.weight
-        if layer.active:
-            weight = weight_in("fwd", weight, layer.method, layer.method_state(), layer.role)
-        if layer.adapted:
-            weight = weight + layer.adapt(jnp.eye(weight.shape[-2], dtype=weight.dtype), weight)
+    for path, layer in layers:  # all of them before any is written: layers may share a kernel
+        new = layer.like_kernel(_merged(layer))
+        other, kernel = kernels.setdefault(id(layer.kernel), (path, new))
+        traced = isinstance(new, jax.core.Tracer)
+        if kernel is not new and not traced and not jnp.array_equal(kernel, new, equal_nan=True):
+            raise ValueError(
+                f"merge_adapters: {other} and {path} share a kernel, but multiply by different weights. Give "
+                "one of them a kernel of its own before, such as layer.kernel = nnx.Param(layer.kernel[...])."
+            )
+    for _, layer in layers:
         layer.set_sparse(False)  # before the kernel moves, so that masks are due in another sparse phase
-        layer.kernel[...] = layer.like_kernel(weight)
+    for _, layer in layers:
+        layer.kernel[...] = kernels[id(layer.kernel)][1]
         layer.adapters = nnx.Dict()
     return model
+
+
+def _merged(layer: Linear) -> jax.Array:
+    """The weight that a layer multiplies by, with its adapters, (..., in, out)."""
+    weight = layer.weight
+    if layer.active:
+        weight = weight_in("fwd", weight, layer.method, layer.method_state(), layer.role)
+    if layer.adapted:
+        weight = weight + layer.adapt(jnp.eye(weight.shape[-2], dtype=weight.dtype), weight)
+    return weight
 
 
 def add_something(layer: Linear) -> bool:

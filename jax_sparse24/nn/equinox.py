@@ -184,8 +184,10 @@ def kernel_shape(layer: eqx.nn.Linear) -> tuple[int, ...]:
 
     layer: plain or of this package.
 
-    Returns: sizes (..., in, out)."""
-    return kernel_of(layer).shape
+    Returns: sizes (..., in, out); () where something else stands in place of the weight, as in
+        `eqx.nn.Shared`."""
+    shape = getattr(layer.weight, "shape", ())
+    return (*shape[:-2], *shape[-2:][::-1])
 
 
 def check_layer(layer: eqx.nn.Linear, method: Method | None = None) -> None:
@@ -198,6 +200,8 @@ def check_layer(layer: eqx.nn.Linear, method: Method | None = None) -> None:
         raise Unfit(f"{type(layer).__name__} is a subclass whose call may be another one")
     if "scalar" in widths:
         raise Unfit("it takes or gives a scalar")
+    if not hasattr(layer.weight, "shape"):
+        raise Unfit(f"its weight is a {type(layer.weight).__name__}, and no array")
     if kernel_shape(layer)[-2:] != widths:
         raise Unfit(f"its weight has shape {layer.weight.shape}, which does not end in {widths[::-1]}")
     try:

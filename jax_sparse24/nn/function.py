@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax_sparse24.interception import Found, abstractly, checked, evaluate, is_array, parted, paths_of
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn.view import Blocks
+from jax_sparse24.ops.mvue import key_words
+from jax_sparse24.patterns import key_of
 
 
 class Products(Found):
@@ -62,7 +64,7 @@ class Products(Found):
             self.collected[name] = w
             return jnp.zeros((*x.shape[:-1], w.shape[1]), x.dtype)
         own = self.own_state[name]
-        key = jax.random.wrap_key_data(own["key"]) if self.method.stochastic else None
+        key = key_of(own["key"]) if self.method.stochastic else None
         return self.product(x, w, own["state"]["w"], key)
 
     def inside(self, slices=None):
@@ -155,7 +157,7 @@ class Function(Blocks):
                 f"Function: example must be a tuple of the function's other arguments, got {got}."
             )
         self.function, self.method, self.methods = function, method, (method,)
-        self.key = jax.random.key(0) if key is None else key
+        self.key = key_words("Function", jax.random.key(0) if key is None else key)
 
         def shaped(leaf):
             return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)

@@ -22,7 +22,7 @@ from jax_sparse24.engine.plan import LINEAR, LINEAR_IN_FFN
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method, check_positive_state
 from jax_sparse24.nn import sharding
-from jax_sparse24.patterns import check_input, check_size
+from jax_sparse24.patterns import check_input, check_size, key_of
 
 # Names of a weight in a plan: "w" of a layer alone, "w1" and "w2" of the first and second one in an FFN.
 ROLES = ("w", *LINEAR_IN_FFN)
@@ -262,7 +262,7 @@ class Linear(nnx.Module):
     @property
     def weight(self) -> jax.Array:
         """The kernel as the matrix that the products take, (..., in, out)."""
-        return self.kernel[...]
+        return of_jax(self.kernel[...])
 
     @property
     def rests(self) -> tuple[sharding.Name, ...] | None:
@@ -336,12 +336,19 @@ class Linear(nnx.Module):
     def noise_key(self) -> jax.Array | None:
         """The PRNG key of this step's noise.
 
-        Returns: a key; None if the method draws none."""
+        Returns: a key; None if the method draws none.
+        Raises: ValueError for a stack of layers."""
+        if self.weight.ndim > 2:
+            raise ValueError(
+                f"Linear: this is a stack of layers, whose kernels have shape {self.weight.shape}, and each "
+                "is called by itself: call it inside of a vmap or a scan over the stack, such as nnx.vmap or "
+                "nnx.scan."
+            )
         if not self.method.stochastic:
             return None
         now, step = checksum(self.weight), self.step[...].astype(jnp.uint32)
         told = jnp.where(now == self.checksum[...], step, now)
-        return jax.random.fold_in(jax.random.wrap_key_data(self.key[...]), told)
+        return jax.random.fold_in(key_of(self.key[...]), told)
 
     def method_state(self) -> dict[str, jax.Array]:
         """What the method keeps for this layer.
@@ -382,7 +389,7 @@ class Linear(nnx.Module):
                 f"Linear: {self.of_dense_products}: products that are cut over a mesh add up in float32, and "
                 "their results have the promoted dtype. Leave it out, or give the layer no axes."
             )
-        if self.active:
+        if self.active and not self.method.needs_block:
             state, key = self.method_state(), self.noise_key()
             options = {"bias": bias, "implementation": self.implementation, "specs": specs}
             y = sparse_dot(x, w, self.method, state, key, **options)
@@ -550,6 +557,13 @@ class Linear(nnx.Module):
                 "a restore, call s24.nn.set_sparse(model, False) to go on dense, or s24.nn.set_sparse(model, "
                 "True) to begin a sparse phase."
             )
+
+
+def of_jax(x: jax.typing.ArrayLike) -> jax.Array:
+    """An array of JAX in place of one of NumPy, as a variable may hold it.
+
+    x: an array, or its shape and dtype, which stays as it is."""
+    return jnp.asarray(x) if isinstance(x, np.ndarray) else x
 
 
 def check_axes(axes) -> tuple[sharding.Name, sharding.Name] | None:

@@ -13,7 +13,7 @@ from jax_sparse24.engine.contraction import Contraction, of_axes, of_einsum
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn import sharding
 from jax_sparse24.nn.ffn import FFN, Block, GatedFFN
-from jax_sparse24.nn.linear import Linear, naming_its_layer
+from jax_sparse24.nn.linear import Linear, naming_its_layer, of_jax
 
 
 class ReplacedLinear(Linear):
@@ -69,7 +69,7 @@ class ReplacedLinearGeneral(ReplacedLinear):
 
     @property
     def weight(self) -> jax.Array:
-        return self.contraction().matrix(self.kernel[...])
+        return self.contraction().matrix(of_jax(self.kernel[...]))
 
     def names_of_weight(self, names):
         contraction, lead = self.contraction(), len(names) - self.kernel_ndim

@@ -171,14 +171,15 @@ def declared(variable: nnx.Variable) -> tuple[Name, ...] | None:
 def laid_like(x: jax.Array, other: jax.Array) -> jax.Array:
     """An array that lies on a mesh as another one does, as far as that is known.
 
-    x, other: arrays of one shape.
+    x, other: arrays of one shape; the other one may be of NumPy.
 
     Returns: an array like x."""
     own = jax.typeof(other).sharding
     if own.mesh.explicit_axes:
         return jax.sharding.reshard(x, own.spec)
-    known = not any(isinstance(array, jax.core.Tracer) for array in (x, other)) and other.committed
-    return jax.device_put(x, other.sharding) if known else x
+    known = not any(isinstance(array, jax.core.Tracer) for array in (x, other))
+    lies = known and isinstance(other, jax.Array) and other.committed
+    return jax.device_put(x, other.sharding) if lies else x
 
 
 def of_whole(function: Callable, w: jax.Array) -> Any:

@@ -12,7 +12,7 @@ from flax import nnx
 from jax_sparse24.engine.float8 import remembered
 from jax_sparse24.methods.base import Method
 from jax_sparse24.nn.linear import History, Linear, SparseState, Statistic
-from jax_sparse24.patterns import check_flag
+from jax_sparse24.patterns import check_flag, key_of
 
 _Model = TypeVar("_Model")
 FORGETTING = 0.01  # share of a running statistic that an optimiser step replaces
@@ -57,6 +57,8 @@ def sparse_layers(model: nnx.Module) -> list[tuple[tuple, Linear]]:
 def layers_of(op: str, model: nnx.Module) -> list[tuple[str, Linear]]:
     """(path, layer) of every sparse layer, for a function that would do nothing where there are none.
 
+    Arrays of NumPy in the model become arrays of JAX.
+
     Raises: TypeError if `model` is no NNX module, ValueError if it holds no layer of s24.nn. A model whose
         layers have the method Dense is taken as it is."""
     try:
@@ -70,6 +72,9 @@ def layers_of(op: str, model: nnx.Module) -> list[tuple[str, Linear]]:
             "sparse by s24.sparsify(model, method), build it from s24.nn.FFN, GatedFFN, MoE or Linear, or "
             "leave this call out."
         )
+    for _, variable in nnx.iter_graph(model):  # arrays of NumPy, as of a checkpoint, would be written into
+        if isinstance(variable, nnx.Param | SparseState) and isinstance(variable.get_raw_value(), np.ndarray):
+            variable.set_value(jnp.array(variable.get_raw_value()))
     return [(".".join(map(str, path)) or "the model", layer) for path, layer in found]
 
 
@@ -247,6 +252,6 @@ def fold_key(state: nnx.State, data: jax.typing.ArrayLike) -> nnx.State:
         folded = jax.random.fold_in
         for _ in words.shape[:-1]:
             folded = jax.vmap(folded, in_axes=(0, None))
-        return variable.replace(jax.random.key_data(folded(jax.random.wrap_key_data(words), data)))
+        return variable.replace(jax.random.key_data(folded(key_of(words), data)))
 
     return nnx.from_flat_state([(path, fold(path, v)) for path, v in nnx.to_flat_state(state)])

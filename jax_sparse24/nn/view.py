@@ -18,7 +18,7 @@ from jax_sparse24.nn.arrange import Move, arrange, new_order
 from jax_sparse24.nn.linear import DUE, Linear, SparseState, Statistic
 from jax_sparse24.nn.state import equinox_of, fold_key, layers_of, masks, observe, refresh, sparse_layers
 from jax_sparse24.ops.mvue import key_words
-from jax_sparse24.patterns import as_list, check_dtype
+from jax_sparse24.patterns import as_list, check_dtype, key_of
 
 # Paths of the layers that ran, by the structure of models: JAX traces a function once for all of one.
 RAN_IN: dict[nnx.GraphDef, set[str]] = {}
@@ -287,7 +287,7 @@ class Blocks(View):
         own = {}
         for number, (name, block) in enumerate(self.weights(self.params).items()):
             lead = next(iter(block.values())).shape[:-2]
-            keys = jax.random.split(jax.random.fold_in(self.key, number), lead)
+            keys = jax.random.split(jax.random.fold_in(key_of(self.key), number), lead)
             own[name] = {
                 "state": {role: self.method.init(w, role) for role, w in block.items()},
                 "key": jax.random.key_data(keys),
@@ -309,7 +309,7 @@ class Blocks(View):
             fold = jax.random.fold_in
             for _ in block["step"].shape:
                 fold = jax.vmap(fold)
-            words = jax.random.key_data(fold(jax.random.wrap_key_data(block["key"]), block["step"]))
+            words = jax.random.key_data(fold(key_of(block["key"]), block["step"]))
             return {"state": block["state"], "key": words}
 
         return {name: one(block) for name, block in own.items()}
@@ -360,7 +360,7 @@ class Blocks(View):
             fold = jax.random.fold_in
             for _ in words.shape[:-1]:
                 fold = jax.vmap(fold, in_axes=(0, None))
-            return jax.random.key_data(fold(jax.random.wrap_key_data(words), index))
+            return jax.random.key_data(fold(key_of(words), index))
 
         return {name: block | {"key": one(block["key"])} for name, block in own.items()}
 
@@ -408,7 +408,7 @@ class TreeModel(NamedTuple):
 
         Returns: (..., d)."""
         state = sparse["state"] if self.method.ffn_plan().rows else None
-        key = jax.random.wrap_key_data(sparse["key"]) if self.method.stochastic else None
+        key = key_of(sparse["key"]) if self.method.stochastic else None
         w1, w2, b1, b2 = (weights.get(name) for name in ("w1", "w2", "b1", "b2"))
         y = sparse_ffn(x, w1, w2, self.method, state, key, b1=b1, **options)
         return y if b2 is None else y + b2
@@ -435,12 +435,12 @@ class Tree(Blocks):
         ffns = as_list("Tree", "ffns", ffns, "paths, such as 'blocks/ffn'")
         if not all(isinstance(path, str) for path in ffns):
             raise TypeError(f"Tree: ffns must be a list of paths, such as ['blocks/ffn'], got {ffns!r}.")
-        key_words("Tree", key)
         router = method.router
         routed = router and (router.learned or router.observed)
         if method.trains_adapters or routed or method.histories:
             raise ValueError(f"Tree: {method} trains or observes more than w1 and w2; use s24.nn.FFN.")
-        self.params, self.method, self.ffns, self.key = params, method, tuple(ffns), key
+        self.params, self.method, self.ffns = params, method, tuple(ffns)
+        self.key = key_words("Tree", key)
         self.methods = (method,)
         if not self.ffns:
             raise ValueError("Tree: ffns names 0 blocks; give the path of each, such as ['blocks/ffn'].")

@@ -103,6 +103,9 @@ def key_words(op: str, key) -> jax.Array:
     Returns: uint32 (2,), or (5,) of a shard.
     Raises: TypeError for a key that is none."""
     dtype = getattr(key, "dtype", None)
+    if dtype == jnp.uint32 and key.shape == (4,):  # raw, of `rbg`
+        key = jax.random.wrap_key_data(key, impl="rbg")
+        dtype = key.dtype
     if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         words = jax.random.key_data(key)
         if key.shape == () and words.shape != (2,):

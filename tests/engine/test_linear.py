@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import jax_sparse24 as s24
 from tests.conftest import FLOATS, IMPLEMENTATIONS
@@ -340,3 +341,15 @@ def test_tokens_that_are_no_multiple_of_four(tokens):
     assert not log, "no sparsifier may run before the check"
     # Without a sparse product along the tokens there is nothing to divide.
     jax.grad(lambda w: s24.sparse_dot(x, w, s24.methods.STE()).sum())(w)
+
+
+@pytest.mark.parametrize("method", [s24.methods.Activation24(), s24.methods.Venom()], ids=["A24", "Venom"])
+def test_methods_of_blocks_are_refused(method):
+    """They have no table for a single layer, whose product was dense without a word."""
+    with pytest.raises(ValueError, match=r"has no table for a single linear layer; use s24.sparse_ffn"):
+        s24.sparse_dot(jnp.ones((8, 16)), jnp.ones((16, 32)), method)
+
+
+def test_a_layer_of_a_block_that_is_called_alone_is_dense():
+    ffn, x = s24.nn.FFN(16, 32, method=s24.methods.Activation24(), rngs=nnx.Rngs(0)), jnp.ones((8, 16))
+    np.testing.assert_allclose(ffn.up(x), x @ ffn.up.kernel[...], rtol=1e-5)

@@ -49,6 +49,18 @@ def loss(model, tokens):
     return -jnp.take_along_axis(logits, (tokens + 1)[..., None] % 12, -1).mean()
 
 
+def test_a_layer_without_an_array_stays_dense(capsys):
+    """The weight of one that shares it is another object, of which arrays' methods were asked."""
+    first, second = (eqx.nn.Linear(d, d, key=jax.random.key(seed)) for seed in range(2))
+    shared = eqx.nn.Shared((first, second), lambda pair: pair[1].weight, lambda pair: pair[0].weight)
+    model = eqx.nn.Sequential([eqx.nn.Lambda(shared), first])
+    s24.explain(model)
+    assert "its weight is a SharedNode, and no array" in capsys.readouterr().out
+    with pytest.warns(UserWarning, match="stay dense.*its weight is a SharedNode, and no array"):
+        sparse = s24.sparsify(model, FST)
+    assert type(sparse.layers[1]) is not eqx.nn.Linear
+
+
 @pytest.mark.slow
 def test_layers_become_sparse_and_are_dense_again(capsys):
     with pytest.warns(UserWarning, match="1 of the layers .* stay dense. odd: .* size 6 along axis -1"):

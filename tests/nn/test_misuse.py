@@ -337,3 +337,45 @@ def test_stacked_layers_are_scanned_in_a_functional_step():
         return (nnx.merge(graphdef, params, state, copy=True)(x) ** 2).mean()
 
     assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(jax.grad(loss)(params)))
+
+
+def twins(method):
+    """Two layers of one kernel."""
+    first, second = (s24.nn.Linear(d, d, method=method, use_bias=False, rngs=nnx.Rngs(n)) for n in range(2))
+    second.kernel = first.kernel
+    s24.nn.reset(second)
+    return nnx.Sequential(first, second)
+
+
+@pytest.mark.parametrize("method", [s24.methods.SSTE(), s24.methods.FST()], ids=["SSTE", "FST"])
+def test_layers_that_share_a_kernel_are_merged_once(method):
+    """The threshold of SSTE was applied a second time, to weights that it had reached already."""
+    model, x = twins(method), inputs()[:, :d]
+    want = model(x)
+    np.testing.assert_allclose(s24.nn.merge_adapters(model)(x), want, rtol=1e-5, atol=1e-6)
+
+
+def test_layers_that_share_a_kernel_and_multiply_by_different_weights_are_not_merged():
+    model = twins(s24.methods.SLoPe(rank=4))
+    for value in model.layers[1].adapters.values():
+        value[...] = value[...] + 0.1
+    with pytest.raises(
+        ValueError, match=r"layers.0 and layers.1 share a kernel.* a kernel of its own before"
+    ):
+        s24.nn.merge_adapters(model)
+
+
+@pytest.mark.parametrize("method", [s24.methods.STE(), s24.methods.FST()], ids=["STE", "FST"])
+@pytest.mark.parametrize("layer", [s24.nn.FFN, s24.nn.GatedFFN, s24.nn.Linear])
+def test_a_stack_is_called_in_a_vmap_or_a_scan(layer, method):
+    """JAX said that fold_in accepts a single key."""
+
+    @nnx.split_rngs(splits=2)
+    @nnx.vmap
+    def made(rngs):
+        return layer(d, f, method=method, rngs=rngs)
+
+    stack = made(nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"this is a stack of layers.*inside of a vmap or a scan"):
+        stack(inputs())
+    nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None))(stack, inputs())

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
-from tests.nn.models import FST, METHODS, Net, T, arrays, d, f, inputs, noise
+from tests.nn.models import FST, METHODS, Net, T, arrays, assert_same, d, f, inputs, noise
 
 EVERY = FST.refresh_every
 
@@ -399,3 +399,25 @@ def test_what_is_no_state_and_no_index_is_not_folded():
     for data in (1.5, jnp.arange(2)):
         with pytest.raises(TypeError, match="fold_key: data must be one integer"):
             s24.nn.fold_key(nnx.state(model, s24.nn.SparseState), data)
+
+
+@pytest.mark.parametrize(
+    "method", [FST, s24.methods.SSTE(), s24.methods.BiMask()], ids=["FST", "SSTE", "BiMask"]
+)
+def test_arrays_of_numpy_are_those_of_a_model(method):
+    """A state from the host was read-only, and one that is not would have been written into."""
+    model, twin = (s24.nn.FFN(d, f, method=method, rngs=nnx.Rngs(seed)) for seed in range(2))
+    s24.refresh(model, 0)
+    host = jax.device_get(nnx.state(model))
+    nnx.update(twin, host)
+    np.testing.assert_array_equal(twin(inputs()), model(inputs()))
+    for each in (model, twin):
+        s24.refresh(each, 1)
+        s24.nn.set_sparse(s24.nn.set_sparse(each, False), True)
+        s24.refresh(each, 2)
+    assert_same(model, twin)
+    assert_same(s24.nn.masks(model), s24.nn.masks(twin))
+    assert not host["up"]["step"][...].any()
+    before = model(inputs())
+    nnx.update(twin, jax.device_get(nnx.state(model)))
+    np.testing.assert_allclose(s24.nn.merge_adapters(twin)(inputs()), before, rtol=1e-5, atol=1e-6)

@@ -187,6 +187,7 @@ def test_kinds_of_keys(implementation, rng):
     assert_same_bits(draw(np.asarray(raw)), draw(typed))
     wide = [jax.random.key(seed, impl="rbg") for seed in (3, 4)]
     assert_same_bits(draw(wide[0]), draw(wide[0]))
+    assert_same_bits(draw(jax.random.PRNGKey(3, impl="rbg")), draw(wide[0]))
     assert (words(draw(wide[0])) != words(draw(wide[1]))).any()
 
 
