@@ -33,16 +33,21 @@ records of runs, one per arm and seed; do not edit it by hand."""
 RATES = f"{PROBES}/nvidia-h200_learning_rate_2026-11-24.md"
 RECIPE = f"{PROBES}/nvidia-h100_venom_recipe_2026-11-26.md"
 WIDE_RATES = f"{PROBES}/nvidia-h200_wide_rate_2026-11-27.md"
+WIDEST_RATES = f"{PROBES}/nvidia-h200_wide4096_rate_2026-11-28.md"
+WARMUP = f"{PROBES}/nvidia-h200_warmup_2026-11-28.md"
 IN_PLACE_OF_A_CLAIM = {  # what is said of the runs of `evidence.DECIDE_NOTHING` in place of a claim
     "pilot": f"""The size `pilot` is an eighth of `124m`: it chooses recipes and decides no claim.
 Its learning rate is the best of three for dense training, its decay the one that FST's rule allows
 ([log]({RATES})).
 Its `Venom` has M = 16 and half of the steps after the warm-up sparse. At `124m` and `wide` the arm has M = 8
-and a quarter of them, which ended nearer to dense training here ([log]({RECIPE})).""",
+and a quarter of them, which ended nearer to dense training here ([log]({RECIPE})).
+A quarter of the steps dense is enough for `Activation24`, which was tried after the runs at `124m` had it
+([log]({WARMUP})).""",
     "widepilot": f"""The size `widepilot` is an eighth of `wide`: it chooses recipes and decides no claim.
 Its learning rate is the best of three for dense training, its decay one that FST's rule allows. Its numbers
 of steps follow from the speed of steps of two blocks with a small vocabulary, which these runs did not reach.
-Those of `wide` follow from the speed of these runs ([log]({WIDE_RATES})).""",
+Those of `wide` follow from the speed of these runs ([log]({WIDE_RATES})).
+The rate of `wide4096` is the best of three by runs of its own length ([log]({WIDEST_RATES})).""",
 }
 READING = f"""## How to read the tables
 
