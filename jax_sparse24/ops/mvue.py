@@ -98,12 +98,13 @@ def key_words(op: str, key) -> jax.Array:
     """The two words by which draws are keyed.
 
     op: the operation, for messages.
-    key: one PRNG key of any implementation, typed or raw; or what `key_of_shard` returned.
+    key: one PRNG key of any implementation, typed, or raw of `threefry2x32` or of what
+        `jax_default_prng_impl` says; or what `key_of_shard` returned.
 
     Returns: uint32 (2,), or (5,) of a shard.
     Raises: TypeError for a key that is none."""
     dtype = getattr(key, "dtype", None)
-    if dtype == jnp.uint32 and key.shape == (4,):  # raw, of `rbg`
+    if dtype == jnp.uint32 and key.shape == (4,) and "rbg" in jax.config.jax_default_prng_impl:  # raw
         key = jax.random.wrap_key_data(key, impl="rbg")
         dtype = key.dtype
     if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
