@@ -10,6 +10,7 @@ from jax_sparse24.dispatch.decision import Decision, decide, dense_float8_obstac
 from jax_sparse24.engine import fusions
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
+from jax_sparse24.engine.sparsifiers import MVUE
 from jax_sparse24.engine.stats import saved_bytes
 from jax_sparse24.measure.products import product_of
 from jax_sparse24.methods import Dense
@@ -188,6 +189,7 @@ def choice_table(block: Block) -> str:
     dataclasses.replace(block.execution, op=f"explain: shape={shape}").check(FFN, _operands(shape))
     numbers = ("vs dense", "dense", "packed", "producer")
     rows = [("product", "M x K x N", "sparse", "by", "runs", *numbers, "why")]
+    losing = []  # estimates that take longer to make than their products save
     measure = f's24.tune([{shape}], ["{dtype}"])'  # of this block, where a product alone knows no (T, d, f)
     for choice in block.choices():
         product, row = choice.product, plan.row(choice.product)
@@ -195,6 +197,9 @@ def choice_table(block: Block) -> str:
         size = " x ".join(map(str, product_of(product, row.operand if row else operand, *shape).shape))
         cells = (product, size, row.operand if row else "none", plan.describe(product))
         times = _numbers(choice.decision, row.by) if choice.decision else [""] * 4
+        ratio = _gain(choice.decision, row.by) if choice.decision else None
+        if ratio is not None and ratio < 1 and isinstance(row.by, MVUE):
+            losing.append(product)
         rows.append((*cells, choice.runs, *times, choice.reason.replace("s24.tune(shapes=...)", measure)))
     heading = f"{method} at T={shape[0]}, d={shape[1]}, f={shape[2]}, {dtype}. "
     heading += "\nTimes in ms at the nearest measured shape: dense product; packed product; producer of the "
@@ -204,15 +209,27 @@ def choice_table(block: Block) -> str:
     footing += f" ({dense:.4g} MiB with dense products)"
     if kernels := block.shared_kernels():
         footing += f"\nIn one kernel each, with squared ReLU and no bias: {'; '.join(kernels)}"
+    if losing:
+        footing += f"\nEstimates that take longer to make than {' and '.join(losing)} save by them; "
+        footing += "mvue=None multiplies the gradient itself"
     return heading + _aligned(rows) + footing
 
 
-def _numbers(decision, by) -> list[str]:
+def _gain(decision, by) -> float | None:
+    """The dense product's time over that of what runs and of its operand's producer; None if not measured."""
     entry = decision.entry
+    if entry is None or entry["status"] != "ok" or by.producer not in entry["producers_us"]:
+        return None
+    runs = entry["packed_us" if decision.sparse else "dense_us"]
+    return entry["dense_us"] / (entry["producers_us"][by.producer] + runs)
+
+
+def _numbers(decision, by) -> list[str]:
+    entry, gain = decision.entry, _gain(decision, by)
     if entry is None or entry["status"] != "ok":
         return ["-"] * 4
-    producer = entry["producers_us"].get(by.producer)
-    route = entry["packed_us" if decision.sparse else "dense_us"]
-    ratio = f"{entry['dense_us'] / (producer + route):.2f}x" if producer is not None else "-"
-    times = (entry["dense_us"], entry["packed_us"], producer)
-    return [ratio, *("-" if us is None else f"{us / 1e3:.3g}" for us in times)]
+    times = (entry["dense_us"], entry["packed_us"], entry["producers_us"].get(by.producer))
+    return [
+        "-" if gain is None else f"{gain:.2f}x",
+        *("-" if us is None else f"{us / 1e3:.3g}" for us in times),
+    ]

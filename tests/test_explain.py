@@ -8,7 +8,9 @@ import pytest
 from flax import nnx
 
 import jax_sparse24 as s24
+from jax_sparse24.dispatch import table as tables
 from jax_sparse24.engine.execution import Execution
+from jax_sparse24.measure.products import product_of
 
 TRANSPOSABLE = "transposable mask"
 
@@ -220,3 +222,29 @@ def test_each_product_of_a_block_is_decided_once(monkeypatch, capsys):
     said = capsys.readouterr().out
     assert asked == ["F1", "F2", "B1", "B2", "B3", "B4"]
     assert "W1 packed for F1 and for B3" in said and [row["product"] for row in table(said)][:6] == asked
+
+
+@pytest.mark.parametrize(("producer_us", "losing"), [(0.4, ""), (1.5, "B2 and B4")])
+def test_explain_names_estimates_that_cost_more_than_they_save(producer_us, losing, monkeypatch, capsys):
+    shape, entries = (256, 128, 256), []
+    for name, operand in (("B2", "dy3"), ("B4", "dy1")):
+        product = product_of(name, operand, *shape)
+        entry = {"product": product.kind, "sparse": product.side, "shape": list(product.shape)}
+        times = {
+            "dense_us": 2.0,
+            "masked_us": 2.0,
+            "packed_us": 1.0,
+            "producers_us": {"MVUE, exact": producer_us},
+        }
+        entries.append(
+            {**entry, "pattern": "2:4", "dtype": "float32", "implementation": "ffi", "status": "ok", **times}
+        )
+    monkeypatch.setattr(tables, "_adopted", tables.Table({"versions": {}, "products": entries}, "here"))
+    s24.explain(s24.methods.FST(), shape=shape)
+    said = capsys.readouterr().out
+    assert said.count("0.80x" if losing else "1.43x") == 2
+    assert (
+        (f"longer to make than {losing} save by them; mvue=None" in said)
+        if losing
+        else "mvue=None" not in said
+    )
