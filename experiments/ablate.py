@@ -390,6 +390,8 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     args = parser().parse_intermixed_args(argv)
     if args.list or args.write_docs or args.rejudge:
+        given = " ".join(map(str, args.config))
+        require(not given, f"--list, --write-docs and --rejudge are for all ablations: leave {given!r} out.")
         from experiments.ablations import reproduction
 
         if args.rejudge:

@@ -205,6 +205,7 @@ def test_runs_of_several_machines_are_reported_from_their_records(done, tmp_path
         (["tests/dispatch:smoke"], ["No file in tests/dispatch defines ablation(size)"]),
         (["--record"], ["smoke size shows only"]),
         (["--reuse", "/nowhere"], ["no folder /nowhere"]),
+        (["--list"], ["are for all ablations", ":smoke' out"]),
     ],
 )
 def test_mistakes(done, tmp_path, capsys, arguments, parts):
