@@ -1,8 +1,10 @@
 // What products of bfloat16 need where a processor multiplies tiles (AMX).
 //
-// A tile holds sixteen rows of 64 bytes, and one instruction adds the product of two tiles to a third: on an Intel Xeon of family 6, model 167, 3.3 TFLOP/s of a
-// core, of which multiply-adds of float32 reach 0.2. That is so much faster that entries of P are put back among zeros: P becomes tiles of [16 rows][32 along K], D a panel of words of two neighbours along K. Sums run in order of k.
-// Subnormal numbers count as zeros.
+// A tile holds sixteen rows of 64 bytes, and one instruction adds the product of two tiles to a third: on an Intel Xeon
+// (family 6, model 167) 3.3 TFLOP/s of a core, of which multiply-adds of float32 reach 0.2. That is so much faster that
+// entries of P are put back among zeros: P becomes tiles of [16 rows][32 along K], D a panel of words of two neighbours along
+// K. Sums run in order of k.
+// Subnormal numbers count as zeros, and Inf that meets a pruned element is NaN, as in the masked dense product.
 #pragma once
 #include "panels.h"
 
@@ -67,7 +69,8 @@ struct ChunkTiles {
 };
 
 // sums (kTileChunk rows of a panel's columns) += tiles * panel, or =.
-inline void multiply_tiles(const ChunkTiles& tiles, int64_t depth, const float* panel, float* sums, int64_t cols, bool accumulate) {
+inline void multiply_tiles(const ChunkTiles& tiles, int64_t depth, const float* panel, float* sums, int64_t cols,
+                           bool accumulate) {
   constexpr int64_t kStep = kPanel * sizeof(float), kRowStep = kTileDepth * sizeof(uint16_t);
   const int64_t steps = ceil_div(depth, kTileDepth);
   for (int64_t c = 0; c < cols; c += 2 * kTile) {
@@ -142,7 +145,8 @@ inline void unpack_row(const uint16_t* values, const uint8_t* metadata, int64_t 
 }
 
 inline void zero_row(int64_t depth, int64_t row, ChunkTiles& tiles) {
-  for (int64_t k = 0; k < ceil_div(depth, kTileDepth); ++k) _mm512_store_si512(tiles.at[k][row / kTile][row % kTile], __m512i{});
+  for (int64_t k = 0; k < ceil_div(depth, kTileDepth); ++k)
+    _mm512_store_si512(tiles.at[k][row / kTile][row % kTile], __m512i{});
 }
 
 // D[k0:k1, col0:col1] -> panels of words, zeros in the columns that fill up the last panel and the rows that fill up a tile.
@@ -159,8 +163,8 @@ inline void fill_words(const MatmulArgs& a, const Block& m, int64_t k0, int64_t 
       const uint16_t* rows = dense + (k0 + 2 * w) * a.cols + m.col0;
       for (int64_t c = 0; c < padded; c += kWidth) {
         HalfVec row[2] = {};
-        for (int i = 0; i < 2 && c < cols; ++i)
-          __builtin_memcpy(&row[i], rows + i * a.cols + c, sizeof row[i] < size_t(2 * (cols - c)) ? sizeof row[i] : 2 * (cols - c));
+        const size_t bytes = c + kWidth <= cols ? sizeof row[0] : c < cols ? size_t(2 * (cols - c)) : 0;
+        for (int i = 0; i < 2 && bytes; ++i) __builtin_memcpy(&row[i], rows + i * a.cols + c, bytes);
         const WordVec both = __builtin_convertvector(row[0], WordVec) | __builtin_convertvector(row[1], WordVec) << 16;
         __builtin_memcpy(place(c, w), &both, sizeof both);
       }

@@ -167,8 +167,7 @@ struct GatheredPairs {
 };
 #endif
 
-// Of a block's rows, the products of groups [g, end), whose rows of D are gathered. An entry of P is met once for each tile of
-// rows.
+// The sums of the rows of one block of V over groups [g, end), whose rows of D are gathered.
 template <class T, class Entry>
 void multiply_block(const MatmulVnmArgs& a, int64_t row, int64_t g, int64_t end, VnmScratch& scratch, float (*sums)[kPanel],
                     int64_t cols) {
@@ -205,7 +204,8 @@ void multiply_block<BF16, GatheredTiles>(const MatmulVnmArgs& a, int64_t row, in
                                          float (*sums)[kPanel], int64_t cols) {
   const MatmulArgs& p = a.product;
   const int64_t groups = p.depth / a.grouping.m, words = GatheredTiles::kRows * (end - g), depth = 2 * words;
-  for (int64_t w = words; w < ceil_div(words, kTile) * kTile; ++w) __builtin_memset(scratch.gathered[w], 0, sizeof scratch.gathered[w]);
+  for (int64_t w = words; w < ceil_div(words, kTile) * kTile; ++w)
+    __builtin_memset(scratch.gathered[w], 0, sizeof scratch.gathered[w]);
   const TileState state;
   ChunkTiles tiles;
   for (int64_t r = row; r < row + a.v; r += kTileChunk) {
