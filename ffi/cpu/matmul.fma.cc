@@ -3,12 +3,14 @@
 // The position of a kept element is one scalar per (row, kept k), so vectors of D need no permutation: a panel of D lies
 // in cache as float32 [k][kPanel], P is decoded into (value, offset into the panel), and each kept element costs one
 // broadcast and one FMA with a memory operand per vector of columns. That is half of the dense FMAs. Where a processor
-// multiplies pairs of bfloat16, an entry is a pair (matmul_pairs.h).
+// multiplies pairs of bfloat16, an entry is a pair (matmul_pairs.h); where it multiplies tiles of them, P is unpacked
+// (matmul_tiles.h).
 //
 // Blocking: a task owns rows x cols of the output. For each block of kBlock along K it fills the panels, then for each
 // chunk of kChunk rows decodes P once and goes over the panels, one of which fits into a first-level cache, over tiles of
 // kTileRows rows (registers). Every output element sums in order of k with fixed block borders, whatever the tasks are.
 #include "matmul_pairs.h"
+#include "matmul_tiles.h"
 #include "panels.h"
 
 namespace s24 {
@@ -142,6 +144,9 @@ void run(const MatmulArgs& a, const Block& m, void* scratch) {
   switch (a.in) {
     case Dtype::kF32: return matmul_by<Elements<F32>>(a, m, s);
     case Dtype::kBF16:
+#if defined(S24_TILES)
+      if (tiles_here()) return matmul_by_tiles(a, m, s);
+#endif
 #if defined(__AVX512F__)
       if (Pairs::here()) return matmul_by<Pairs>(a, m, s);
 #endif

@@ -131,7 +131,8 @@ struct Pairs {
   static constexpr auto fill = fill_pairs;
   static constexpr auto decode = decode_pairs;
   static bool here() {
-    static const bool found = __builtin_cpu_supports("avx512bf16");
+    // Intel processors begin one in two cycles (measured), and four multiply-adds of float32 in the same time.
+    static const bool found = __builtin_cpu_supports("avx512bf16") && !__builtin_cpu_is("intel");
     return found;
   }
 };

@@ -5,6 +5,7 @@
 // Values and metadata are read as they are stored: one byte names four entries, and the scalar work of finding them
 // hides behind the FMAs of a whole panel.
 #include "matmul_pairs.h"
+#include "matmul_tiles.h"
 #include "panels.h"
 
 namespace s24 {
@@ -16,14 +17,15 @@ constexpr int kVnmTileRows = 4;
 #else
 constexpr int kVnmTileRows = 2;
 #endif
-constexpr int kGatheredRows = 96;
+constexpr int kGatheredRows = 96;  // of an entry each, so that they fit into a first-level cache
+constexpr int kGatheredWords = 256;  // of tiles: as many as a row's metadata in a vector name
 constexpr int kFills = kCols / kPanel;
 
 struct VnmScratch {
   // Scratch of the 2:4 product, divided in another way: its kFills panels are one panel that is kFills times as deep, and its
   // sums are those of kFills times as many rows.
   Scratch parts;
-  float gathered[kGatheredRows][kPanel];
+  float gathered[kGatheredWords][kPanel];
 };
 
 static_assert(sizeof(VnmScratch) <= kScratch, "scratch");
@@ -66,7 +68,8 @@ constexpr Places<4> kElementPlaces = make_element_places();
 // An entry is a kept element.
 template <class T>
 struct GatheredElements {
-  static constexpr int kRows = 4, kBytes = 1;  // gathered rows of a group; bytes of metadata of a step of four entries
+  // Gathered rows of a group, and how many there are at most; bytes of metadata of a step of four entries.
+  static constexpr int kRows = 4, kGathered = kGatheredRows, kBytes = 1;
 
   S24_HD static Offsets offsets(const uint8_t* metadata, int) { return Offsets(kElementPlaces.at[*metadata]); }
   S24_HD static Values<T> values(const typename T::Bits* from, int entries) { return {from, entries}; }
@@ -138,7 +141,7 @@ constexpr Places<2> kPairPlaces = make_pair_places();
 
 // An entry is a pair of kept elements, a word as it is stored: a group has one.
 struct GatheredPairs {
-  static constexpr int kRows = kPairs, kBytes = 2;
+  static constexpr int kRows = kPairs, kGathered = kGatheredRows, kBytes = 2;
 
   S24_HD static Offsets offsets(const uint8_t* metadata, int entries) {
     constexpr uint32_t kNext = 2 * kRows * kPanel * sizeof(float);
@@ -164,6 +167,56 @@ struct GatheredPairs {
 };
 #endif
 
+// The sums of the rows of one block of V over groups [g, end), whose rows of D are gathered.
+template <class T, class Entry>
+void multiply_block(const MatmulVnmArgs& a, int64_t row, int64_t g, int64_t end, VnmScratch& scratch, float (*sums)[kPanel],
+                    int64_t cols) {
+  const MatmulArgs& p = a.product;
+  const int64_t groups = p.depth / a.grouping.m;
+  for (int64_t r = row; r < row + a.v; r += kVnmTileRows) {
+    const PackedRows<typename T::Bits> rows = {static_cast<const typename T::Bits*>(p.values) + 2 * (r * groups + g),
+                                               p.metadata + r * ceil_div(groups, 2) + g / 2, 2 * groups, ceil_div(groups, 2)};
+    if (r + kVnmTileRows < row + a.v) prefetch_rows(rows, end - g);
+    multiply_gathered_any<T, Entry>(rows, end - g, scratch.gathered[0], sums[r - row], cols, g > 0);
+  }
+}
+
+#if defined(S24_TILES)
+// The four gathered rows of a group are a part of a dense product, of which P keeps two of four.
+struct GatheredTiles {
+  static constexpr int kRows = 2, kGathered = kGatheredWords;
+
+  static bool fit(const MatmulVnmArgs& a) { return tiles_here() && a.v % kTileChunk == 0; }
+  // Of rows of float32, whose low halves are zeros.
+  S24_HD static void gather(const float* const row[4], float (*to)[kPanel]) {
+    for (int c = 0; c < kPanel; c += kWidth) {
+      WordVec high[4];
+      for (int i = 0; i < 4; ++i) __builtin_memcpy(&high[i], row[i] + c, sizeof high[i]);
+      const WordVec first = high[0] >> 16 | high[1], last = high[2] >> 16 | high[3];
+      __builtin_memcpy(to[0] + c, &first, sizeof first);
+      __builtin_memcpy(to[1] + c, &last, sizeof last);
+    }
+  }
+};
+
+template <>
+void multiply_block<BF16, GatheredTiles>(const MatmulVnmArgs& a, int64_t row, int64_t g, int64_t end, VnmScratch& scratch,
+                                         float (*sums)[kPanel], int64_t cols) {
+  const MatmulArgs& p = a.product;
+  const int64_t groups = p.depth / a.grouping.m, words = GatheredTiles::kRows * (end - g), depth = 2 * words;
+  for (int64_t w = words; w < ceil_div(words, kTile) * kTile; ++w)
+    __builtin_memset(scratch.gathered[w], 0, sizeof scratch.gathered[w]);
+  const TileState state;
+  ChunkTiles tiles;
+  for (int64_t r = row; r < row + a.v; r += kTileChunk) {
+    for (int64_t i = 0; i < kTileChunk; ++i)
+      unpack_row(static_cast<const uint16_t*>(p.values) + 2 * ((r + i) * groups + g),
+                 p.metadata + (r + i) * ceil_div(groups, 2) + g / 2, depth, i, tiles);
+    multiply_tiles(tiles, depth, scratch.gathered[0], sums[r - row], cols, g > 0);
+  }
+}
+#endif
+
 // The rows of D of groups [g0, g1) -> the panel, where they are grouped as in D: neighbours are one run, or of strided groups a
 // run for each of M columns. Runs begin at multiples of kWidth: to fill the first rows, by way of which all go, may write more.
 template <class T>
@@ -187,7 +240,7 @@ template <class T, class Entry>
 void vnm_matmul_panel(const MatmulVnmArgs& a, const Block& m, VnmScratch& scratch) {
   Scratch& s = scratch.parts;
   const MatmulArgs& p = a.product;
-  constexpr int64_t kStep = kGatheredRows / Entry::kRows / 4 * 4;  // of groups
+  constexpr int64_t kStep = Entry::kGathered / Entry::kRows / 4 * 4;  // of groups
   const int64_t groups = p.depth / a.grouping.m, deep = kFills * kDepth / a.grouping.m / kWidth * kWidth;
   const int64_t cols = m.col1 - m.col0;
   for (int64_t g0 = 0; g0 < groups; g0 += deep) {
@@ -203,13 +256,7 @@ void vnm_matmul_panel(const MatmulVnmArgs& a, const Block& m, VnmScratch& scratc
           for (int j = 0; j < 4; ++j) rows[j] = s.panels[panel.column(g - g0 + i, columns[4 * i + j])];
           Entry::gather(rows, scratch.gathered + i * Entry::kRows);
         }
-        for (int64_t r = row; r < row + a.v; r += kVnmTileRows) {
-          const PackedRows<typename T::Bits> rows = {
-              static_cast<const typename T::Bits*>(p.values) + 2 * (r * groups + g),
-              p.metadata + r * ceil_div(groups, 2) + g / 2, 2 * groups, ceil_div(groups, 2)};
-          if (r + kVnmTileRows < row + a.v) prefetch_rows(rows, end - g);
-          multiply_gathered_any<T, Entry>(rows, end - g, scratch.gathered[0], sums[r - row], cols, g > 0);
-        }
+        multiply_block<T, Entry>(a, row, g, end, scratch, sums, cols);
       }
       for (int64_t r = 0; r < a.v && g1 == groups; r += kChunk)
         write_any(p, sums + r, row + r, a.v - r < kChunk ? a.v - r : kChunk, m.col0, cols, a.collected);
@@ -231,6 +278,9 @@ void run(const MatmulVnmArgs& a, const Block& m, void* scratch) {
   switch (a.product.in) {
     case Dtype::kF32: return vnm_matmul_by<F32>(a, m, s);
     case Dtype::kBF16:
+#if defined(S24_TILES)
+      if (GatheredTiles::fit(a)) return vnm_matmul_by<BF16, GatheredTiles>(a, m, s);
+#endif
 #if defined(__AVX512F__)
       if (Pairs::here()) return vnm_matmul_by<BF16, GatheredPairs>(a, m, s);
 #endif

@@ -34,11 +34,9 @@ from jax_sparse24.patterns import (
 # What the defaults of `tune` measure: (T, d, f) by dtype, the most important first. One measurement speaks
 # for sizes from half to four times its own. For layers of equal widths, such as the output projection of
 # attention, no wide block speaks.
+CPU_SHAPES = ((2048, 512, 2048), (2048, 128, 512), (512, 1024, 4096), (256, 512, 2048))
 SHAPES = {
-    "cpu": {
-        "float32": ((2048, 512, 2048), (2048, 128, 512), (512, 1024, 4096), (256, 512, 2048)),
-        "bfloat16": ((2048, 512, 2048), (2048, 128, 512)),
-    },
+    "cpu": {"float32": CPU_SHAPES, "bfloat16": CPU_SHAPES},
     "cuda": {
         "bfloat16": ((16384, 4096, 14336), (16384, 2048, 8192), (16384, 2048, 2048), (4096, 1024, 4096)),
         "float16": ((16384, 2048, 8192),),

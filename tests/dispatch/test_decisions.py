@@ -20,6 +20,7 @@ from jax_sparse24.dispatch.product import Product
 from jax_sparse24.engine import fusions
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.measure import tuning
+from jax_sparse24.measure.products import SPARSE_OPERANDS, product_of
 from tests.dispatch.tables import KINDS, entry, runs_packed, store, table
 
 SHIPPED = tables.SHIPPED
@@ -445,6 +446,32 @@ def test_what_is_tuned_by_default_speaks_for_projections_of_attention(T, d):
     known = tables.Table({"products": measured}, "a test")
     for wide in PROJECTIONS.values():
         assert all(known.nearest(product) for product in products_of_projection(T, d, d * wide))
+
+
+BLOCKS_ON_A_CPU = [
+    (2048, 128, 512),
+    (2048, 512, 2048),
+    (2048, 1024, 4096),
+    (256, 512, 2048),
+    (1024, 512, 2048),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("block", BLOCKS_ON_A_CPU, ids=str)
+def test_what_is_tuned_by_default_speaks_for_the_blocks_of_the_benchmarks(block, dtype):
+    """Of any dtype: in bfloat16 blocks of 256 tokens ran dense and paid for what they cut."""
+
+    def products(shape):
+        return [product_of(name, operand, *shape).key(dtype) for name, operand in SPARSE_OPERANDS]
+
+    measured = [
+        entry(product.kind, product.side, product.shape, dtype=dtype)
+        for shape in tuning.SHAPES["cpu"][dtype]
+        for product in products(shape)
+    ]
+    known = tables.Table({"products": measured}, "a test")
+    assert all(known.nearest(product) for product in products(block))
 
 
 def test_cpus_borrow_nothing(folders):

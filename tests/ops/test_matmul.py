@@ -78,6 +78,20 @@ def test_any_number_of_groups(implementation, groups, rng):
         assert_within(got, exact, bound("bfloat16"))
 
 
+@pytest.mark.parametrize("shape", [(70, 1096, 130), (33, 512, 64), (16, 1540, 40)], ids=str)
+def test_bfloat16_over_several_blocks(implementation, shape, rng):
+    """Kernels that multiply whole tiles of bfloat16 fill up the last ones, in each dimension and layout, and
+    add to the sums of the blocks before."""
+    p, d = operands(rng, *shape, "bfloat16")
+    exact, bound = product(p, d)
+    for k_last in (False, True):
+        dense, axis = (device(d.T), -1) if k_last else (device(d), -2)
+        left = contract(s24.pack24(device(p), -1), dense, -1, axis, implementation=implementation)
+        right = contract(dense, s24.pack24(device(p.T), -2), axis, -2, implementation=implementation)
+        assert_within(left, exact, bound("bfloat16"))
+        assert_within(right.T, exact, bound("bfloat16"))
+
+
 def test_sums_are_float32(implementation, rng):
     """Sums of 16-bit operands keep bits that 16-bit partial sums would lose."""
     p, d = operands(rng, 5, 1024, 3, "bfloat16")
@@ -135,16 +149,16 @@ def test_masked_operand_with_stored_zeros(implementation, rng):
     assert_within(s24.matmul(packed, jnp.eye(16), implementation=implementation), exact, bound("float32"))
 
 
-def test_non_finite_values_stay_in_their_row_and_column(implementation, rng):
+def test_non_finite_values_stay_in_their_row_and_column(implementation, dtype, rng):
     """Padding of blocks must not carry a NaN over."""
-    p, d = operands(rng, 7, 20, 9, "float32")
+    p, d = operands(rng, 7, 20, 9, dtype)
     p[2, np.flatnonzero(p[2])[0]] = np.nan
     d[:, 4] = np.inf
     for got in (
         s24.matmul(s24.pack24(device(p), 1), device(d), implementation=implementation),
         s24.matmul(device(d.T), s24.pack24(device(p.T), 0), implementation=implementation).T,
     ):
-        finite = np.isfinite(np.asarray(got))
+        finite = np.isfinite(np.asarray(got, np.float32))
         assert not finite[2].any()
         assert not finite[:, 4].any()
         assert np.delete(np.delete(finite, 2, 0), 4, 1).all()
