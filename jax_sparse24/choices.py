@@ -10,7 +10,6 @@ from jax_sparse24.dispatch.decision import Decision, decide, dense_float8_obstac
 from jax_sparse24.engine import fusions
 from jax_sparse24.engine.execution import Execution
 from jax_sparse24.engine.plan import FFN, LINEAR, LINEAR_IN_FFN, ffn_plan
-from jax_sparse24.engine.sparsifiers import MVUE
 from jax_sparse24.engine.stats import saved_bytes
 from jax_sparse24.measure.products import product_of
 from jax_sparse24.methods import Dense
@@ -198,7 +197,7 @@ def choice_table(block: Block) -> str:
         cells = (product, size, row.operand if row else "none", plan.describe(product))
         times = _numbers(choice.decision, row.by) if choice.decision else [""] * 4
         ratio = _gain(choice.decision, row.by) if choice.decision else None
-        if ratio is not None and ratio < 1 and isinstance(row.by, MVUE):
+        if ratio is not None and ratio < 1 and row.by.stochastic and hasattr(method, "mvue"):
             losing.append(product)
         rows.append((*cells, choice.runs, *times, choice.reason.replace("s24.tune(shapes=...)", measure)))
     heading = f"{method} at T={shape[0]}, d={shape[1]}, f={shape[2]}, {dtype}. "
