@@ -3,7 +3,7 @@
 // A tile holds sixteen rows of 64 bytes, and one instruction adds the product of two tiles to a third: on an Intel Xeon
 // (family 6, model 167) 3.3 TFLOP/s of a core, of which multiply-adds of float32 reach 0.2. That is so much faster that
 // entries of P are put back among zeros: P becomes tiles of [16 rows][32 along K], D a panel of words of two neighbours along
-// K. Sums run in order of k.
+// K. An instruction sums 32 of them from zero, even and odd k apart (measured), and adds both to what was there.
 // Subnormal numbers count as zeros, and Inf that meets a pruned element is NaN, as in the masked dense product.
 #pragma once
 #include "panels.h"
@@ -117,7 +117,7 @@ constexpr KeptBits kKeptBits = make_kept_bits();
 // A row of `depth` elements, of which half are stored -> its place in the tiles, zeros up to a whole tile.
 inline void unpack_row(const uint16_t* values, const uint8_t* metadata, int64_t depth, int64_t row, ChunkTiles& tiles) {
   alignas(64) uint8_t kept[kTileBlock / 8];
-  uint16_t padded[kTileBlock / 2];
+  uint16_t padded[kTileBlock / 2 + kTileDepth / 2];
   __m512i bytes;
   if (depth == kTileBlock) {
     bytes = _mm512_loadu_si512(metadata);
@@ -127,7 +127,7 @@ inline void unpack_row(const uint16_t* values, const uint8_t* metadata, int64_t 
   }
   if (depth % kTileDepth) {  // values beyond the end may be another row's
     __builtin_memcpy(padded, values, size_t(depth));
-    __builtin_memset(padded + depth / 2, 0, kTileDepth);
+    __builtin_memset(padded + depth / 2, 0, kTileDepth / 2 * sizeof *padded);
     values = padded;
   }
   const __m512i table = _mm512_load_si512(kKeptBits.at), nibble = _mm512_set1_epi8(15);
