@@ -28,9 +28,7 @@ CPU = FFI / "cpu"
 SIMD, FUSED = ".simd.cc", ".fma.cc"
 AVX2 = ["-mavx2", "-mfma", "-mbmi", "-mbmi2"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
-VARIANTS = {"generic": []}
-if platform.machine().lower() in ("x86_64", "amd64"):
-    VARIANTS |= {"avx2": AVX2, "avx512": AVX512}
+AMX = [*AVX512, "-DS24_TILES"]  # by inline assembly, which not every assembler knows
 # Without the assumption that comparisons trap, conditionals become vector selections; without errno, roots
 # become instructions.
 OPTIMISE = ["-O3", "-fno-trapping-math", "-fno-math-errno"]
@@ -54,16 +52,42 @@ def jaxlib_include():
     return str(include)
 
 
+def why_not(code: str, compiler: list[str], flags: list[str]) -> str | None:
+    """What a compiler says of code that it does not compile; None if it does."""
+    with tempfile.TemporaryDirectory() as folder:
+        probe = Path(folder) / "probe.cc"
+        probe.write_text(code)
+        try:
+            command = [*compiler, *flags, "-c", str(probe), "-o", str(probe.with_suffix(".o"))]
+            done = subprocess.run(command, capture_output=True, text=True)
+        except OSError as e:
+            return str(e)
+    return done.stderr.strip()[-400:] if done.returncode else None
+
+
+def variants() -> dict[str, list[str]]:
+    """The instruction sets of this platform, the best last, and the flags of each."""
+    found = {"generic": []}
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        found |= {"avx2": AVX2, "avx512": AVX512}
+        compiler = (os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++").split()
+        tiles = 'void f() { asm volatile("tdpbf16ps %tmm0, %tmm1, %tmm2"); }\n'
+        if platform.system() == "Linux" and why_not(tiles, compiler, []) is None:
+            found["amx"] = AMX
+    return found
+
+
 def cpu_units():
     """Yield (sources, name of the object, flags): the handlers together, and every kernel by itself."""
-    isas = f"-DS24_ISAS(X)={' '.join(f'X({isa})' for isa in VARIANTS)}"
+    sets = variants()
+    isas = f"-DS24_ISAS(X)={' '.join(f'X({isa})' for isa in sets)}"
     kernels = {source for source in CPU.glob("*.cc") if source.name.endswith((SIMD, FUSED))}
     module = CPU / "module.cc"
     yield sorted({*CALL.glob("*.cc"), *CPU.glob("*.cc")} - kernels - {module}), "cpu/handlers", ["-O1", isas]
     yield [module], "cpu/module", ["-O1", isas]
     for source in sorted(kernels):
         contract = "fast" if source.name.endswith(FUSED) else "off"
-        for isa, arch in VARIANTS.items():
+        for isa, arch in sets.items():
             flags = [*OPTIMISE, f"-ffp-contract={contract}", f"-DS24_ISA={isa}", *arch]
             yield [source], f"{isa}/{source.stem}", flags
 
@@ -126,15 +150,8 @@ class BuildNative(build_ext):
 
     def _require_cpp17(self):
         compiler = self._compiler()
-        with tempfile.TemporaryDirectory() as folder:
-            probe = Path(folder) / "probe.cc"
-            probe.write_text("#include <type_traits>\nstatic_assert(std::is_invocable_v<int (*)()>);\n")
-            try:
-                command = [*compiler, "-std=c++17", "-c", str(probe), "-o", str(probe.with_suffix(".o"))]
-                done = subprocess.run(command, capture_output=True, text=True)
-                why = done.stderr.strip()[-400:] if done.returncode else None
-            except OSError as e:
-                why = str(e)
+        invocable = "#include <type_traits>\nstatic_assert(std::is_invocable_v<int (*)()>);\n"
+        why = why_not(invocable, compiler, ["-std=c++17"])
         if why is not None:
             raise SystemExit(
                 f"jax_sparse24: no C++17 compiler: {' '.join(compiler)} does not work ({why}). "

@@ -27,7 +27,7 @@ def test_available_and_versions():
     targets = re.findall(r'S24_TARGET\("(s24_\w+)"', sources)
     assert sorted(versions["targets"]) == sorted(_cpu.registrations()) == sorted(targets)
     assert len(targets) > 20
-    assert versions["isa"] in ("avx512", "avx2", "generic")
+    assert versions["isa"] in ("amx", "avx512", "avx2", "generic")
     assert versions["ffi_built"] == _cpu.ffi_api_version()
     # Built with the oldest supported headers, so that every supported jaxlib accepts the handlers.
     assert versions["ffi_built"] == (0, 3)

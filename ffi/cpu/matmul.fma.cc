@@ -145,9 +145,8 @@ void run(const MatmulArgs& a, const Block& m, void* scratch) {
     case Dtype::kF32: return matmul_by<Elements<F32>>(a, m, s);
     case Dtype::kBF16:
 #if defined(S24_TILES)
-      if (tiles_here()) return matmul_by_tiles(a, m, s);
-#endif
-#if defined(__AVX512F__)
+      return matmul_by_tiles(a, m, s);
+#elif defined(__AVX512F__)
       if (Pairs::here()) return matmul_by<Pairs>(a, m, s);
 #endif
       return matmul_by<Elements<BF16>>(a, m, s);

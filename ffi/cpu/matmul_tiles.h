@@ -3,22 +3,12 @@
 // A tile holds sixteen rows of 64 bytes, and one instruction adds the product of two tiles to a third: on an Intel Xeon
 // (family 6, model 167) 3.3 TFLOP/s of a core, of which multiply-adds of float32 reach 0.2. That is so much faster that
 // entries of P are put back among zeros: P becomes tiles of [16 rows][32 along K], D a panel of words of two neighbours along
-// K. Sums run in order of k.
+// K. An instruction sums 32 of them from zero, even and odd k apart (measured), and adds both to what was there.
 // Subnormal numbers count as zeros, and Inf that meets a pruned element is NaN, as in the masked dense product.
 #pragma once
 #include "panels.h"
 
-#if defined(__AVX512F__) && defined(__linux__) && defined(__has_include)
-#if __has_include(<amxtileintrin.h>)  // so that the assembler knows the instructions
-#define S24_TILES
-#endif
-#endif
-
 #if defined(S24_TILES)
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 namespace s24 {
 namespace S24_ISA {
 namespace {
@@ -29,18 +19,6 @@ constexpr int kTileChunk = 2 * kTile;  // rows that are multiplied together
 constexpr int kTileBlock = 512;        // along K: the metadata of a row are one vector
 static_assert(kTileBlock / 8 == 64 && kTileBlock / 2 <= kDepth, "scratch");
 static_assert(kPanel % (2 * kTile) == 0 && kRows % kTileChunk == 0, "blocking");
-
-// Whether the processor has tiles of bfloat16 and the system lets this process use them.
-inline bool tiles_here() {
-  static const bool found = [] {
-    unsigned a, b, c, d = 0;
-    constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24, kExpand = 1u << 6;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kBf16) || !(d & kTiles) || !(c & kExpand)) return false;
-    constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, for all threads
-    return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
-  }();
-  return found;
-}
 
 // The use of whole tiles by a thread, while it lives.
 class TileState {
@@ -117,7 +95,7 @@ constexpr KeptBits kKeptBits = make_kept_bits();
 // A row of `depth` elements, of which half are stored -> its place in the tiles, zeros up to a whole tile.
 inline void unpack_row(const uint16_t* values, const uint8_t* metadata, int64_t depth, int64_t row, ChunkTiles& tiles) {
   alignas(64) uint8_t kept[kTileBlock / 8];
-  uint16_t padded[kTileBlock / 2];
+  uint16_t padded[kTileBlock / 2 + kTileDepth / 2];
   __m512i bytes;
   if (depth == kTileBlock) {
     bytes = _mm512_loadu_si512(metadata);
@@ -127,7 +105,7 @@ inline void unpack_row(const uint16_t* values, const uint8_t* metadata, int64_t 
   }
   if (depth % kTileDepth) {  // values beyond the end may be another row's
     __builtin_memcpy(padded, values, size_t(depth));
-    __builtin_memset(padded + depth / 2, 0, kTileDepth);
+    __builtin_memset(padded + depth / 2, 0, kTileDepth / 2 * sizeof *padded);
     values = padded;
   }
   const __m512i table = _mm512_load_si512(kKeptBits.at), nibble = _mm512_set1_epi8(15);

@@ -186,7 +186,7 @@ void multiply_block(const MatmulVnmArgs& a, int64_t row, int64_t g, int64_t end,
 struct GatheredTiles {
   static constexpr int kRows = 2, kGathered = kGatheredWords;
 
-  static bool fit(const MatmulVnmArgs& a) { return tiles_here() && a.v % kTileChunk == 0; }
+  static bool fit(const MatmulVnmArgs& a) { return a.v % kTileChunk == 0; }
   // Of rows of float32, whose low halves are zeros.
   S24_HD static void gather(const float* const row[4], float (*to)[kPanel]) {
     for (int c = 0; c < kPanel; c += kWidth) {

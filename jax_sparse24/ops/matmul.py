@@ -66,8 +66,8 @@ def matmul(
     Differentiable in both operands, in packed values and in the bias, except for float8_e4m3fn; those
     gradients are dense products (training with sparse backward products is `sparse_dot`). An Inf or NaN of
     the dense operand that meets an element which is not kept is multiplied by zero where the product runs
-    dense, so that the result is NaN, as in `x @ w`; the packed kernels skip it.
-    cuSPARSELt 0.10.0 has NaN where a sum is -Inf.
+    dense, so that the result is NaN, as in `x @ w`, and in bfloat16 on a CPU with AMX; other packed kernels
+    skip it. cuSPARSELt 0.10.0 has NaN where a sum is -Inf.
 
     a: (..., R, K), an array or packed along axis -1; float32, bfloat16, float16 or float8_e4m3fn.
     b: (..., K, N), an array, or packed along axis -2 if `a` is not packed; with the leading dimensions of

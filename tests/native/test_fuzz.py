@@ -27,7 +27,8 @@ SANITIZED = [
     *("-fsanitize-undefined-trap-on-error", "-Wno-psabi", *CALLED),
 ]
 KERNELS = sorted(p for kind in ("*.simd.cc", "*.fma.cc") for p in (ROOT / "ffi/cpu").glob(kind))
-LEVELS = {"generic": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]}
+V4 = ["-march=x86-64-v4"]
+LEVELS = {"generic": [], "avx2": ["-march=x86-64-v3"], "avx512": V4, "amx": [*V4, "-DS24_TILES"]}
 CALLS = 140  # of each entry of `SIZED`
 
 
