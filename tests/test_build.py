@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jax_sparse24.dispatch import decision, native
+from jax_sparse24.dispatch.hardware import hardware
 from jax_sparse24.ops.reference import mvue, packed24, select, soft, transposable
 
 _cpu = pytest.importorskip("jax_sparse24._cpu", reason="the native module is not built")
@@ -179,6 +180,15 @@ def isa(request):
     _cpu.use_isa(request.param)
     yield request.param
     _cpu.use_isa(_cpu.isas()[0])
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="reads /proc/cpuinfo")
+def test_tiles_are_used_where_the_processor_has_them():
+    """Their set is part of the machine's name, so that its tables are for such machines alone."""
+    flags = set(re.search(r"^flags\s*:(.*)$|\Z", Path("/proc/cpuinfo").read_text(), re.M).group().split())
+    assert "amx" not in _cpu.isas() or {"amx_tile", "amx_bf16", "avx512_vbmi2"} <= flags
+    if hardware().platform == "cpu":
+        assert hardware().name.split("-")[-2] == native.versions()["isa"]
 
 
 def test_unknown_isa_is_refused():
