@@ -52,13 +52,18 @@ def jaxlib_include():
     return str(include)
 
 
-def why_not(code: str, compiler: list[str], flags: list[str]) -> str | None:
-    """What a compiler says of code that it does not compile; None if it does."""
+def compiler() -> list[str]:
+    """The C++ compiler: CXX as the user set it, else what Python was built with."""
+    return (os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++").split()
+
+
+def why_not(code: str, *flags: str) -> str | None:
+    """What the compiler says of code that it does not compile; None if it does."""
     with tempfile.TemporaryDirectory() as folder:
         probe = Path(folder) / "probe.cc"
         probe.write_text(code)
         try:
-            command = [*compiler, *flags, "-c", str(probe), "-o", str(probe.with_suffix(".o"))]
+            command = [*compiler(), *flags, "-c", str(probe), "-o", str(probe.with_suffix(".o"))]
             done = subprocess.run(command, capture_output=True, text=True)
         except OSError as e:
             return str(e)
@@ -70,9 +75,8 @@ def variants() -> dict[str, list[str]]:
     found = {"generic": []}
     if platform.machine().lower() in ("x86_64", "amd64"):
         found |= {"avx2": AVX2, "avx512": AVX512}
-        compiler = (os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++").split()
         tiles = 'void f() { asm volatile("tdpbf16ps %tmm0, %tmm1, %tmm2"); }\n'
-        if platform.system() == "Linux" and why_not(tiles, compiler, []) is None:
+        if platform.system() == "Linux" and why_not(tiles) is None:
             found["amx"] = AMX
     return found
 
@@ -122,7 +126,7 @@ class BuildNative(build_ext):
             self._run([*command, "-c", str(source), "-o", str(target)])
             return str(target)
 
-        host = [*self._compiler(), *COMMON]
+        host = [*compiler(), *COMMON]
         units = [(sources, name, [*host, *flags, *includes]) for sources, name, flags in ext.host_units]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             compiled = list(pool.map(compile_one, [*ext.kernel_units, *units]))
@@ -136,10 +140,6 @@ class BuildNative(build_ext):
             target_lang="c++",
         )
 
-    def _compiler(self):
-        # CXX as the user set it, else what Python was built with.
-        return (os.environ.get("CXX") or self.compiler.compiler_so_cxx[0]).split()
-
     @staticmethod
     def _run(command):
         try:
@@ -149,12 +149,11 @@ class BuildNative(build_ext):
             raise SystemExit(text) from None
 
     def _require_cpp17(self):
-        compiler = self._compiler()
         invocable = "#include <type_traits>\nstatic_assert(std::is_invocable_v<int (*)()>);\n"
-        why = why_not(invocable, compiler, ["-std=c++17"])
+        why = why_not(invocable, "-std=c++17")
         if why is not None:
             raise SystemExit(
-                f"jax_sparse24: no C++17 compiler: {' '.join(compiler)} does not work ({why}). "
+                f"jax_sparse24: no C++17 compiler: {' '.join(compiler())} does not work ({why}). "
                 "Install g++ >= 9 or clang >= 10 (Debian, Ubuntu: apt-get install g++), or name one in CXX."
             )
 

@@ -53,6 +53,21 @@ def no_tiles():
         cpu.use_isa(sets[0])
 
 
+# What `not_finite.misfits` says where Inf and NaN meet what is not kept: each misfit is a NaN.
+ADDED = r"(\d+) of 57600 elements are wrong .*: 0 NaN are missing, and \1 are where none"
+
+
+@cpu_only
+@pytest.mark.parametrize("kind", not_finite.OPERANDS)
+def test_tiles_are_a_dense_product_of_what_is_not_finite(kind):
+    if "amx" not in native.module("cpu").isas():
+        pytest.skip("this processor has no AMX")
+    x, w = not_finite.OPERANDS[kind]()
+    found = not_finite.misfits(x, w, matmul_squared_relu(x, s24.pack24(w, -2), implementation="ffi"))
+    dense = not_finite.misfits(x, w, matmul_squared_relu(x, s24.pack24(w, -2), implementation="reference"))
+    assert re.match(ADDED, found) and found.split(" of ")[0] == dense.split(" of ")[0]
+
+
 @pytest.mark.parametrize("kind", not_finite.OPERANDS)
 def test_what_is_not_finite(kind, no_tiles):
     """Packed kernels skip what is not kept; a dense product multiplies it by zero, and is found out."""
@@ -60,7 +75,7 @@ def test_what_is_not_finite(kind, no_tiles):
     packed = s24.pack24(w, -2)
     assert not not_finite.misfits(x, w, matmul_squared_relu(x, packed, implementation="ffi"))
     found = not_finite.misfits(x, w, matmul_squared_relu(x, packed, implementation="reference"))
-    assert re.match(r"(\d+) of 57600 elements are wrong .*: 0 NaN are missing, and \1 are where none", found)
+    assert re.match(ADDED, found)
     lost = jnp.nan_to_num(contract(x, packed, -1, -2, "ffi"), nan=0, posinf=jnp.inf, neginf=-jnp.inf)
     found = not_finite.misfits(x, w, lost, squared=False)
     assert re.match(r"(\d+) of 57600 elements are wrong .*: \1 NaN are missing, and 0 are where none", found)
