@@ -622,13 +622,18 @@ def at_equal_time(studies: list[Study]) -> list[str]:
             gap, (verdict, margin) = study.gap(arm), known.get(arm, ("", 0.0))
             if gap.mean is None:
                 continue
+            distance = f"{gap.mean:+.3f}"
             if verdict == "confirmed":
                 side = f"at most {margin:g} behind it"
             elif verdict == "refuted":
                 side = f"more than {margin:g} behind it"
+            elif gap.low is None:
+                side = "of one seed"
+            elif verdict:
+                side = "undecided"
             else:
-                side = "of one seed" if gap.low is None else "undecided"
-            sides.setdefault(side, []).append(f"{arm} {gap.mean:+.3f}")
+                side, distance = "compared by no claim", interval(gap, "+.3f")
+            sides.setdefault(side, []).append(f"{arm} {distance}")
         if sides:
             ends = "; ".join(f"{side}: {', '.join(arms)}" for side, arms in sorted(sides.items()))
             longer = unequal_times(study)

@@ -130,7 +130,7 @@ S24_HD void mvue24_exact(const ScaledGroup& s, const typename T::Bits x[4], floa
 
 // The sum of the three elements other than j, added in a fixed order.
 S24_HD float sum_without(const float v[4], int j) {
-  return ((j == 0 ? 0.0f : v[0]) + (j == 1 ? 0.0f : v[1])) + ((j == 2 ? 0.0f : v[2]) + (j == 3 ? 0.0f : v[3]));
+  return j < 2 ? v[1 - j] + (v[2] + v[3]) : (v[0] + v[1]) + v[5 - j];
 }
 
 template <class T>

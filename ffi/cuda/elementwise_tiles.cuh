@@ -106,7 +106,7 @@ constexpr int kBlocks = op == PackOp::kMvueSequential || (op != kNothing && size
 template <class F, PackOp op>
 __global__ void __launch_bounds__(kThreads, kBlocks<typename F::T, op>)
     elementwise_tiles(Operands<typename F::T::Bits, F::kIn, F::kOut> operands, F f, int64_t rows, int64_t cols,
-                      PackedResults packed) {
+                      const __grid_constant__ PackedResults packed) {
   using T = typename F::T;
   using Bits = typename T::Bits;
   using S = Tile<Bits>;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<typename F::T, op>)
     for (int n = 0; n < F::kOut; ++n) {
       uint32_t made[kLanes / 4] = {};
       if (inside) {
-        const Key key = read_key<kDraws<op>>(n == 0 ? packed.draws[0] : packed.draws[1]);
+        const Key key = read_key<kDraws<op>>(packed.draws[n]);
         const int64_t first = key.number(row / 4 * cols + col, row / 4);
         const auto none = [](int) { return 0u; };
         tiles[n].template put<op, T>(out[0], vector, group, key, first / 4, none, none, made);

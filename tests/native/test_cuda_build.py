@@ -156,6 +156,15 @@ def test_what_packing_reads_ahead_stays_in_registers(build, source, kernel, inst
     assert not any(spilled.values()), spilled
 
 
+def test_gradients_of_gates_read_their_arguments_where_they_are(build, tmp_path):
+    """One that is indexed by a number not known before would be copied to every thread's own memory."""
+    kernels = compiled(build, "gated", "sm_90a", tmp_path / "kernels.cubin", "-fmad=false")
+    packing = {name: k for name, k in kernels.items() if re.search("PackOpE[34]E", name)}
+    assert len(packing) == 3 * 2
+    for name, kernel in packing.items():
+        assert kernel.local_bytes - kernel.spilled_bytes <= 8, (name, kernel)
+
+
 def assert_all_in_registers(kernels: dict[str, Kernel]) -> None:
     for name, kernel in kernels.items():
         assert kernel.local_bytes == kernel.spilled_bytes == 0, (name, kernel)

@@ -262,13 +262,13 @@ S24_HD void choose_sequential(const Numbers& group, uint32_t word0, uint32_t wor
   }
   float one = draw_position(b, word0, first, sum);
   S24_UNROLL
-  for (int i = 0; i < 4; ++i) o[i] = b[i] * (1.0f - first[i]);
+  for (int i = 0; i < 4; ++i) o[i] = fused(-b[i], first[i], b[i]);
   float two = draw_position(o, word1, second, rest);
   S24_UNROLL
   for (int j = 0; j < 4; ++j) {
     const float part = reciprocal(sum_without(b, j));
     parts1 = fused(o[j], part, parts1);
-    parts2 = fused(b[j] * (1.0f - second[j]), part, parts2);
+    parts2 = fused(fused(-b[j], second[j], b[j]), part, parts2);
   }
   const float a1 = pick(a, first), a2 = pick(a, second);
   const float v1 = a1 * sum * reciprocal((a1 + 0x1p-23f) * parts1), v2 = a2 * sum * reciprocal((a2 + 0x1p-23f) * parts2);
