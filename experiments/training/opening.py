@@ -2,7 +2,6 @@
 measurements that this needs, where no table has them."""
 
 import dataclasses
-import sys
 from dataclasses import dataclass
 
 import jax
@@ -12,16 +11,13 @@ from flax import nnx
 import jax_sparse24 as s24
 from experiments.config import Config
 from experiments.data.batches import Corpus
+from experiments.data.prepared import say
 from experiments.training.mesh import sizes
 from experiments.training.step import abstract_model
 from jax_sparse24.choices import Choice, decided_block
 from jax_sparse24.measure import ensure
 from jax_sparse24.methods import Dense
 from jax_sparse24.methods.base import Method
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def opening(config: Config, corpus: Corpus, *, measure: bool, show: bool = True) -> None:

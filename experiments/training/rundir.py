@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -19,7 +18,7 @@ from experiments import files
 from experiments.config import Config
 from experiments.data import vocabulary as vocabularies
 from experiments.errors import UserError, require
-from experiments.training.environment import flags, git, tree
+from experiments.training.environment import flags, git, tree, version
 from experiments.training.mesh import sizes
 
 
@@ -255,7 +254,7 @@ def environment() -> dict:
         "devices": devices(),
         "processes": jax.process_count(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "packages": {name: version(name) for name in names},
+        "packages": {name: version(name) or "not installed as a package" for name in names},
         "flags": flags(),
     }
 
@@ -274,13 +273,6 @@ def place() -> dict:
         "machine": hashlib.sha256(words.encode()).hexdigest()[:8],
         "gpu": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
-
-
-def version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed as a package"
 
 
 def read_metrics(out: Path, note=lambda text: None) -> list[dict]:
