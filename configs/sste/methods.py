@@ -14,7 +14,7 @@ def ablation(size: Size) -> Ablation:
         source="arXiv 2409.09099, sections 3 and 5",
         arms={
             "dense": size.arm(s24.methods.Dense(), monitor_mask="top-2"),
-            "S-STE": size.arm(s24.methods.SSTE()),
+            "S-STE": size.arm(s24.methods.SSTE(mvue="approximate")),
             "SR-STE": size.arm(s24.methods.SRSTE(decay=size.decay)),
             "STE": size.arm(s24.methods.STE()),
             "FST": size.arm(s24.methods.FST(decay=size.decay)),

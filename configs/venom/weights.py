@@ -14,7 +14,7 @@ def ablation(size: Size) -> Ablation:
         source="arXiv 2602.06183 (sparse steps, then dense steps; 1B model matches dense at 1:1)",
         arms={
             "dense": size.arm(s24.methods.Dense()),
-            "S-STE": size.arm(s24.methods.SSTE()),
+            "S-STE": size.arm(s24.methods.SSTE(mvue="approximate")),
             "activations": size.arm(venom(size, weights="dense")),
             "both": size.arm(venom(size)),
             "both, sparse to the end": size.arm(venom(size, sparse_share=1.0)),
