@@ -103,6 +103,7 @@ constexpr int kBlocks = op == PackOp::kMvueSequential || (op != kNothing && size
 
 // Tiles of 128 rows. F: the operation, with its type F::T, the numbers F::kIn and F::kOut of operands and results, and
 // f(in, j, out), which computes row j of a thread's four. op: how the results are packed along rows besides, or kNothing.
+// packed: a loop indexes it, which would make every thread copy it, were it not a constant of the grid.
 template <class F, PackOp op>
 __global__ void __launch_bounds__(kThreads, kBlocks<typename F::T, op>)
     elementwise_tiles(Operands<typename F::T::Bits, F::kIn, F::kOut> operands, F f, int64_t rows, int64_t cols,

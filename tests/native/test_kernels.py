@@ -268,8 +268,8 @@ def test_products_of_blocks_from_older_ptx(ptx, has_tiles, caller, cuda_targets,
     assert bool(NO_TILE.search(ran)) != has_tiles
 
 
-@pytest.mark.usefixtures("moved_with_all_bits")
 @pytest.mark.slow
+@pytest.mark.usefixtures("moved_with_all_bits")
 def test_arrays_may_begin_where_xla_lets_them_begin(caller, cuda_targets, fake_cusparselt):
     """On a GPU at a multiple of 16 bytes, on a CPU anywhere. No access is wider than the place of an array
     allows: the emulation ends the process at one that is. Others are refused, see `hostile.misplaced`."""

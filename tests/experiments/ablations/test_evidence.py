@@ -311,6 +311,17 @@ def test_a_time_that_was_not_that_of_dense_training_is_said():
     assert "where each method has the time of dense training, arms" in evidence.at_equal_time([level])[0]
 
 
+def test_an_arm_that_no_claim_compares_has_its_interval():
+    """It is not undecided, which is said of an arm whose claim was tested."""
+    study = evidence.read(STORED / "wide4096")
+    gap = study.gap("half-width")
+    (said,) = evidence.at_equal_time([study])
+    assert f"compared by no claim: half-width {gap.mean:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})" in said
+    alone = dataclasses.replace(study, arms={arm: {0: runs[0]} for arm, runs in study.arms.items()})
+    (said,) = evidence.at_equal_time([alone])
+    assert "compared by no claim" not in said and "of one seed: " in said
+
+
 def test_samples_say_their_products_where_these_are_known(pilot):
     """Earlier runs did not write them down."""
     assert "\nFST:\n" in evidence.samples(pilot) and ", by " not in evidence.samples(pilot)
