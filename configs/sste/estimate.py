@@ -26,4 +26,11 @@ def ablation(size: Size) -> Ablation:
         "the approximate one, as in FST, where three seeds did not tell that from zero.",
         differs="A small byte-level model and a short run; noise is measured on a fixed validation batch, "
         "over the gradient of all FFN kernels.",
+        found={
+            "cpu": "The exact estimator ends between no cut and the approximate one, 0.004 nats from either, "
+            "which eight seeds do not tell from zero; it is 7 % less noisy than the approximate one, as was "
+            "expected.",
+            "gpu": "Losses lie within 0.004 nats of each other, as was expected, and the exact estimator is "
+            "9 % less noisy than the approximate one. Four of eight seeds ended in the time of the machine.",
+        },
     )

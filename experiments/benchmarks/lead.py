@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from experiments.benchmarks import rows, select, stored
 
-METHODS = ("FST", "Activation24", "Venom", "SSTE", "STE", "FST-projections")
+METHODS = ("FST", "Activation24", "Venom", "SSTE", "SSTE-approximate", "STE", "FST-projections")
 WHAT = {
     "ffn": "feed-forward block, forward and backward",
     "train-step": "whole training step",

@@ -74,13 +74,15 @@ def gpus(results: dict) -> dict:
 
 
 def of_methods(suites: dict, suite: str) -> dict:
-    """Place (blocks, T, d, f) -> method -> row, in bfloat16, the narrowest first."""
+    """Place (blocks, T, d, f) -> method -> row, in bfloat16, where any of `METHODS` was measured, the
+    narrowest first."""
     found = {}
     for row in select.rows_of(suites, suite):
         if row["dtype"] == DTYPE:
             place = row.get("layers"), row["T"], row["d"], row["f"]
             found.setdefault(place, {})[row["method"]] = row
-    return dict(sorted(found.items(), key=lambda item: item[0][2:]))
+    told = {place: there for place, there in found.items() if not there.keys().isdisjoint(METHODS)}
+    return dict(sorted(told.items(), key=lambda item: item[0][2:]))
 
 
 def energy(row: dict | None, base: str, name: str) -> str:

@@ -67,7 +67,7 @@ METHODS = {
     "FST-e4m3-rows": s24.methods.FST(fp8="row"),
     "FST-e4m3-delayed": s24.methods.FST(fp8="delayed"),
     "SSTE": s24.methods.SSTE(),
-    "SSTE-exact": s24.methods.SSTE(mvue="exact"),
+    "SSTE-approximate": s24.methods.SSTE(mvue="approximate"),
     "SSTE-e4m3": s24.methods.SSTE(fp8="tensor", fp8_backward="e4m3"),
     "Activation24": s24.methods.Activation24(),
     "Venom": s24.methods.Venom(),
@@ -148,10 +148,10 @@ class Settings:
     """for gemm and producers: blocks of V:2:M, as 64,16, measured where they fit. Default: 64,8 and 64,16"""
     method: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
     """for ffn, train-step and mesh: FST-approximate, FST-dense-wgrad, FST-e4m3, FST-e4m3-rows,
-    FST-e4m3-delayed, SSTE-exact, SSTE-e4m3, Venom-m8 (64:2:8), Venom-v128 (128:2:16), or any of s24.methods;
-    for train-step and mesh also FST-projections and FST-projections-e4m3, whose projections of attention are
-    by FST, too. Default: STE, FST, SSTE, Activation24, Venom. Dense is always there, and beside methods with
-    products in 8 bits also their dense rival: Dense-e4m3, Dense-e4m3-rows, Dense-e4m3-delayed or
+    FST-e4m3-delayed, SSTE-approximate, SSTE-e4m3, Venom-m8 (64:2:8), Venom-v128 (128:2:16), or any of
+    s24.methods; for train-step and mesh also FST-projections and FST-projections-e4m3, whose projections of
+    attention are by FST, too. Default: STE, FST, SSTE, Activation24, Venom. Dense is always there, and beside
+    methods with products in 8 bits also their dense rival: Dense-e4m3, Dense-e4m3-rows, Dense-e4m3-delayed or
     Dense-projections-e4m3"""
     implementation: Literal["auto", "ffi", "cusparselt", "reference"] = "auto"
     """for ffn and whole steps: auto is what users get, which decides per product"""

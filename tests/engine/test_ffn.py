@@ -209,7 +209,7 @@ def test_which_blocks_take_one_pass_for_dy1(monkeypatch):
     found = [tuple(options[name] for name in names) for options in asked]
     assert found == [
         *(("squared_relu", True, False, None), ("relu", True, False, None)),
-        *(("squared_relu", False, False, None), ("squared_relu", False, False, "cusparselt")),
+        *(("squared_relu", True, False, None), ("squared_relu", False, False, "cusparselt")),
         ("squared_relu", True, True, "ffi"),
     ]
     monkeypatch.setattr(fusions.SlopeMVUE, "_options", None)  # nothing else comes so far

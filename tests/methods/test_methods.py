@@ -139,11 +139,12 @@ def test_fst_table(mvue, exact):
 
 def test_sste_table_and_scale():
     method = s24.methods.SSTE()
-    assert dict(method.linear_plan().rows) == {
-        "fwd": Row("w", Soft()),
-        "dgrad": Row("w", DenseValues(Soft(), axis=-2)),
-        "wgrad": Row("dy", MVUE(exact=False)),
-    }
+    for exact, option in ((True, {}), (False, {"mvue": "approximate"})):
+        assert dict(s24.methods.SSTE(**option).linear_plan().rows) == {
+            "fwd": Row("w", Soft()),
+            "dgrad": Row("w", DenseValues(Soft(), axis=-2)),
+            "wgrad": Row("dy", MVUE(exact=exact)),
+        }
     assert (method.refresh_every, method.training(9), method.stochastic) == (0, Training(), True)
     assert [phase.sparse for phase in method.schedule(10).phases] == [True]
     # 1.4845 for a Gaussian of any size (section 5); 1.4836 with two million groups.
