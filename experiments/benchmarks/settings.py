@@ -173,6 +173,8 @@ class Settings:
     """whether PyTorch takes part where it is installed"""
     exhaustive: bool = False
     """on a GPU: also dense programs for which XLA tries every tiling, which takes minutes each to compile"""
+    producer: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
+    """for producers: those alone, as "mvue_pack24 exact" or "gated backward". Default: all"""
     own_kernel: bool = False
     """for gemm, in 16 bits on a GPU with cuSPARSELt: also 2:4 by our own kernel, which is slower"""
     parts: bool = True
@@ -215,6 +217,10 @@ class Settings:
                     not getattr(self, option),
                     f"--{option} is not for the suite ladder, whose rungs have their own.",
                 )
+        require(
+            not self.producer or "producers" in (self.suites or SUITES),
+            "--producer is for the suite producers: name that, or leave it out.",
+        )
         require(
             not self.rungs or "ladder" in self.suites,
             "--rungs is for the suite ladder: name that, or leave it out.",

@@ -14,6 +14,8 @@ from experiments.benchmarks.rows import show_ms, show_ratio
 from experiments.benchmarks.settings import Case, Settings, kernels
 from experiments.benchmarks.suites import gated
 from experiments.benchmarks.torch import programs as torch_programs
+from experiments.config import nearest
+from experiments.errors import require
 from jax_sparse24.measure import Program, interleaved, random, random_words, same_bits
 from jax_sparse24.ops.mvue import mvue_pack24
 from jax_sparse24.ops.reference.slope import activation_gradient, gives_input
@@ -124,21 +126,35 @@ def block_producers(patterns, case: Case) -> list[Producer]:
 
 
 def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[dict]]]]:
-    """Names of producers and what gives their rows."""
-    for case in settings.cases("producers"):
-        for dtype in settings.dtypes:
-            where = f"{case.T} x {case.f} {dtype}"
-            sloped = slope_producers(case, dtype)
-            for producer in (*PRODUCERS, *sloped, *block_producers(settings.patterns, case)):
-                for axis in producer.axes:
-                    what = f"{where} {producer.name} axis {axis}"
-                    yield what, partial(measure_producer, case, dtype, producer, axis, settings)
-            if settings.torch:
-                yield f"{where} PyTorch", partial(measure_torch, case, dtype, settings)
-            for operation in gated.OPERATIONS if gated.there(dtype) else ():
-                for transposed in (False, True):
-                    what = f"{where} {operation.name} transposed {transposed}"
-                    yield what, partial(measure_gated, case, dtype, operation, transposed, settings)
+    """Names of producers and what gives their rows. Raises UserError for a name that no producer has."""
+    found = [
+        (f"{case.T} x {case.f} {dtype}", *measurement)
+        for case in settings.cases("producers")
+        for dtype in settings.dtypes
+        for measurement in measurements(case, dtype, settings)
+    ]
+    names = {name for _, name, *_ in found}
+    for asked in settings.producer:
+        known = ", ".join(sorted(names))
+        require(asked in names, f"--producer {asked!r} is unknown; there are {known}.{nearest(asked, names)}")
+    for where, name, how, rows_of in found:
+        if name in (settings.producer or names):
+            yield f"{where} {name} {how}".rstrip(), rows_of
+
+
+def measurements(case: Case, dtype: str, settings: Settings) -> Iterator[tuple[str, str, Callable]]:
+    """Names of all producers that there are here, how each is measured, and what gives its rows."""
+    sloped = slope_producers(case, dtype)
+    for producer in (*PRODUCERS, *sloped, *block_producers(settings.patterns, case)):
+        for axis in producer.axes:
+            of = partial(measure_producer, case, dtype, producer, axis, settings)
+            yield producer.name, f"axis {axis}", of
+    if settings.torch:
+        yield "PyTorch", "", partial(measure_torch, case, dtype, settings)
+    for operation in gated.OPERATIONS if gated.there(dtype) else ():
+        for transposed in (False, True):
+            of = partial(measure_gated, case, dtype, operation, transposed, settings)
+            yield operation.name, f"transposed {transposed}", of
 
 
 def measure_producer(

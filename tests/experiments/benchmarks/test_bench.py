@@ -118,10 +118,9 @@ def test_a_wrong_product_is_reported_without_its_time(bench, monkeypatch):
     )
 
 
-def test_producers(bench, monkeypatch):
-    some = [p for p in producers.PRODUCERS if p.name in ("mask24", "pack24 with mask", "transposable_mask24")]
-    monkeypatch.setattr(producers, "PRODUCERS", some)
-    status, result, _, _ = bench("producers")
+def test_producers_that_are_named(bench):
+    names = ("mask24", "pack24 with mask", "transposable_mask24")
+    status, result, _, _ = bench("producers", *(word for name in names for word in ("--producer", name)))
     assert status == 0
     check_file(result, "producers")
     size = 8 * 16
@@ -134,6 +133,17 @@ def test_producers(bench, monkeypatch):
         ("pack24 with mask", "both"): 4 * size + size + 2 * (2 * size + size // 8),
         ("transposable_mask24", None): 5 * size,
     }
+
+
+def test_producers_that_are_not_there_are_refused(bench, capsys, tmp_path):
+    for suite, name, words in (
+        ("producers", "mask42", "'mask42' is unknown; there are mask24, "),
+        ("ffn", "mask24", "--producer is for the suite producers: name that"),
+    ):
+        with pytest.raises(SystemExit):
+            bench(suite, "--producer", name)
+        assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("transposed", [False, True])
