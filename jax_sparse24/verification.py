@@ -80,9 +80,9 @@ def verify(model: Any, *, raises: bool = True) -> Report:
     blocks = {
         ".".join(map(str, path)) or "the model": block
         for path, block in nnx.iter_modules(model)
-        if isinstance(block, FFN) and all(part.active for part in block.parts().values())
+        if isinstance(block, FFN) and all(part.active for part in block.parts.values())
     }
-    inside = {id(part) for block in blocks.values() for part in block.parts().values()}
+    inside = {id(part) for block in blocks.values() for part in block.parts.values()}
     lines, estimates, doubtful = [], {}, set()
     for path, layer in layers:
         if not layer.active:
@@ -92,7 +92,7 @@ def verify(model: Any, *, raises: bool = True) -> Report:
         if lines[-1].wrong:
             doubtful.add(id(layer))
     for path, block in blocks.items():
-        if doubtful.isdisjoint(map(id, block.parts().values())):
+        if doubtful.isdisjoint(map(id, block.parts.values())):
             lines.append(_line(path, [_of_block(block)]))
     report = Report(tuple(lines))
     if raises and not report.ok:
@@ -227,7 +227,7 @@ def _close(wants, dtype, what: str) -> tuple[bool, str]:
 
 def _of_block(block: FFN) -> tuple[bool, str]:
     """Whether a block gives what the reference gives, output and gradients."""
-    up, down = block.part("up"), block.part("down")
+    up, down = block.parts["up"], block.parts["down"]
     method, lead = up.method, up.weight.shape[:-2]
     sizes = [int(n) for _, row in method.ffn_plan().rows for n in (*row.by.pattern.split(":"), row.by.rows)]
     tokens = math.lcm(TOKENS, method.token_multiple, *sizes)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_sparse24.engine.linear import weight_in
-from jax_sparse24.nn.linear import Linear
+from jax_sparse24.nn.linear import Linear, variables_of
 from jax_sparse24.nn.state import equinox_of, layers_of
 from jax_sparse24.patterns import check_flag
 
@@ -83,7 +83,7 @@ def add_something(layer: Linear) -> bool:
     """Whether adapters add something that a new layer with this kernel would not add; False without adapters.
 
     layer: with its arrays."""
-    own = {name: value[...] for name, value in layer.adapters.items()}
+    own = {name: value[...] for name, value in variables_of(layer.adapters).items()}
     fresh = layer._initial(layer.method.adapters) if own else {}
     if jax.tree.all(jax.tree.map(jnp.array_equal, own, fresh)):
         return False

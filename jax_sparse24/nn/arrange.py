@@ -82,9 +82,9 @@ def arrange(model: nnx.Module) -> dict[str, Move]:
     layers_of("arrange", model)
     moves = {}
     for path, ffn in nnx.iter_modules(model):
-        if not isinstance(ffn, FFN) or (router := ffn.part("up").method.router) is None:
+        if not isinstance(ffn, FFN) or (router := ffn.parts["up"].method.router) is None:
             continue
-        up = ffn.part("up")
+        up = ffn.parts["up"]
         order, entries = new_order(router, up.kernel[...])
         for name, value in entries.items():
             up.state[name][...] = sharding.laid_like(value, up.state[name][...])
@@ -92,8 +92,8 @@ def arrange(model: nnx.Module) -> dict[str, Move]:
             # A copy: a buffer that stands in the state twice could not be donated.
             ffn.router[...] = sharding.laid_like(jnp.copy(up.state[router.learned][...]), ffn.router[...])
         for (role, name), axis in NEURON_AXES.items():
-            parameter = getattr(ffn.part(role), name)
+            parameter = getattr(ffn.parts[role], name)
             if parameter is not None:
-                move = moves[".".join(map(str, (*path, *ffn.place(role), name)))] = Move(axis, order)
+                move = moves[".".join(map(str, (*path, *ffn.places[role], name)))] = Move(axis, order)
                 parameter[...] = move(parameter[...])
     return moves

@@ -28,39 +28,30 @@ class Block(nnx.Module):
     roles: ClassVar[tuple[str, ...]] = ("up", "down")
     names: tuple[tuple[str, str], ...] = ()
 
-    def place(self, role: str) -> tuple[str, ...]:
-        """The path of a layer in the block.
+    @property
+    def places(self) -> dict[str, tuple[str, ...]]:
+        """The paths of the linear layers in the block, as names of attributes, by their roles."""
+        return {role: tuple(dict(self.names).get(role, role).split("/")) for role in self.roles}
 
-        role: of `roles`.
-
-        Returns: names of attributes."""
-        return tuple(dict(self.names).get(role, role).split("/"))
-
-    def part(self, role: str) -> Linear:
-        """The linear layer that does something.
-
-        role: of `roles`.
-
-        Returns: an `s24.nn.Linear`, unless a user put another layer there."""
-        return functools.reduce(getattr, self.place(role), self)
-
+    @property
     def parts(self) -> dict[str, Linear]:
-        """All linear layers, by their roles."""
-        return {role: self.part(role) for role in self.roles}
+        """All linear layers, by their roles: each an `s24.nn.Linear`, unless a user put another one there."""
+        return {role: functools.reduce(getattr, place, self) for role, place in self.places.items()}
 
-    def specs(self, **roles: str) -> dict[str, PartitionSpec] | None:
+    def _specs(self, **roles: str) -> dict[str, PartitionSpec] | None:
         """How the operands of an engine are cut, see `specs_of`.
 
         roles: of the layers, by the names of their weights in the engine.
 
         Returns: as `specs_of`."""
-        layers = {name: (".".join(self.place(role)), self.part(role)) for name, role in roles.items()}
+        places, parts = self.places, self.parts
+        layers = {name: (".".join(places[role]), parts[role]) for name, role in roles.items()}
         return specs_of(type(self).__name__, **layers)
 
     @property
     def path(self) -> str:
         """Of the block in the model, for messages, where a loop has told its layers."""
-        return self.part("up").path.removesuffix(".".join(self.place("up"))).removesuffix(".")
+        return self.parts["up"].path.removesuffix(".".join(self.places["up"])).removesuffix(".")
 
 
 class FFN(Block):
@@ -105,11 +96,11 @@ class FFN(Block):
     def prepare(self) -> None:
         """Gives the block, whose layers are there, the parameters that its method learns besides."""
         if self._learned:
-            self.router = nnx.Param(jnp.zeros_like(self.part("up").state[self._learned][...]))
+            self.router = nnx.Param(jnp.zeros_like(self.parts["up"].state[self._learned][...]))
 
     @naming_its_layer
     def __call__(self, x: jax.Array) -> jax.Array:
-        layers = self.parts()
+        layers = self.parts
         check_alike("FFN", **layers)
         up, down = layers["up"], layers["down"]
         if not (up.active and down.active) or up.adapted or down.adapted or not x.size:
@@ -118,7 +109,7 @@ class FFN(Block):
         down.check_current()
         x, w1, b1, w2, b2 = self._promoted(x)
         options = {"b1": b1, "activation": self.activation, "implementation": up.implementation}
-        options["specs"] = self.specs(w1="up", w2="down")
+        options["specs"] = self._specs(w1="up", w2="down")
         state, tokens = self._state(), x.reshape(-1, x.shape[-1])
         y = sparse_ffn(x, w1, w2, up.method, state, up.noise_key(), **options)
         if up.method.router:
@@ -141,7 +132,7 @@ class FFN(Block):
 
         Returns: a dict of float32 scalars, see `s24.activation_stats`.
         Raises: as `s24.activation_stats`."""
-        layers = self.parts()
+        layers = self.parts
         check_alike("FFN", **layers)
         up = layers["up"]
         x, w1, b1, *_ = self._promoted(x)
@@ -153,23 +144,23 @@ class FFN(Block):
             up.noise_key(),
             b1=b1,
             activation=self.activation,
-            specs=self.specs(w1="up"),
+            specs=self._specs(w1="up"),
         )
 
     def _promoted(self, x):
-        layers = self.parts().values()
+        layers = self.parts.values()
         params = [None if p is None else p[...] for layer in layers for p in (layer.kernel, layer.bias)]
-        up = self.part("up")
+        up = self.parts["up"]
         return up.promote_dtype((x, *params), dtype=up.dtype)
 
     def _state(self):
         learned = {self._learned: jax.lax.stop_gradient(self.router[...])} if self._learned else {}
-        return {"w1": self.part("up").method_state() | learned, "w2": self.part("down").method_state()}
+        return {"w1": self.parts["up"].method_state() | learned, "w2": self.parts["down"].method_state()}
 
     @property
     def _learned(self) -> str:
         """Name of the entry of w1's state that the parameter `router` replaces; "" without one."""
-        router = self.part("up").method.router
+        router = self.parts["up"].method.router
         return router.learned if router else ""
 
 
@@ -210,11 +201,11 @@ class GatedFFN(Block):
 
     @naming_its_layer
     def __call__(self, x: jax.Array) -> jax.Array:
-        layers = self.parts()
+        layers = self.parts
         check_alike("GatedFFN", **layers)
         gate, up, down = layers.values()
         active = [layer.active for layer in layers.values()]
-        specs = self.specs(gate="gate", up="up", down="down")
+        specs = self._specs(gate="gate", up="up", down="down")
         own = any(layer.adapted or layer.of_dense_products for layer in layers.values())
         apart = own or len(set(active)) > 1
         if apart or not (any(active) or specs):

@@ -84,6 +84,11 @@ def naming_its_layer(call: _Call) -> _Call:
     return run
 
 
+def variables_of(held: nnx.Dict) -> dict[str, nnx.Variable]:
+    """Those that a layer holds by name. `nnx.tabulate` puts a number beside them, and replaces `items`."""
+    return {name: value for name in held if isinstance(value := held[name], nnx.Variable)}
+
+
 class Linear(nnx.Module):
     """`y = x @ kernel + bias` whose three products run as `method` says; it replaces `nnx.Linear`.
 
@@ -294,12 +299,12 @@ class Linear(nnx.Module):
     @property
     def ages(self) -> bool:
         """Whether the layer has state that the method refreshes."""
-        return bool(self.method.refresh_every and self.state)
+        return bool(self.method.refresh_every and variables_of(self.state))
 
     @property
     def adapted(self) -> bool:
         """Whether the layer has adapters that are on (see `s24.nn.set_adapting`)."""
-        return self.adapting and bool(self.adapters)
+        return self.adapting and bool(variables_of(self.adapters))
 
     def adapt(self, x: jax.Array, like: jax.Array) -> jax.Array:
         """What the adapters add to the output.
@@ -323,7 +328,7 @@ class Linear(nnx.Module):
 
         if own.mesh.explicit_axes:
             adapt = jax.sharding.auto_axes(adapt, axes=own.mesh.explicit_axes, out_sharding=own.spec)
-        return adapt(x, {name: v[...].astype(x.dtype) for name, v in self.adapters.items()})
+        return adapt(x, {name: v[...].astype(x.dtype) for name, v in variables_of(self.adapters).items()})
 
     @property
     def of_dense_products(self) -> str:
@@ -355,7 +360,7 @@ class Linear(nnx.Module):
 
         Returns: a dict of arrays, by name."""
         self._note()
-        return {name: value[...] for name, value in self.state.items()}
+        return {name: value[...] for name, value in variables_of(self.state).items()}
 
     def mask(self) -> jax.Array | None:
         """The mask in use: the stored one, or the one that the method chooses for the kernel as it is.

@@ -113,7 +113,7 @@ class MoE(nnx.Module):
                 own = variable.get_metadata().get("out_sharding") or ()
                 stacked = (None,) * (variable.get_value().ndim - 1 - len(own))
                 variable.set_metadata(**sharding.metadata((expert_axis, *stacked, *own)))
-            for layer in self.experts.parts().values():  # whose tokens the shards cut that route them
+            for layer in self.experts.parts.values():  # whose tokens the shards cut that route them
                 layer.stacked_axes, layer.tokens = (expert_axis,), None
 
     def capacity(self, tokens: int) -> int:
@@ -133,7 +133,7 @@ class MoE(nnx.Module):
         graphs, (router, experts) = zip(*map(nnx.split, (self.router, self.experts)), strict=True)
         over, across = self._mesh_axes(x.shape)
         if x.size and (not across or jax.process_count() == 1):  # else the state may lie elsewhere
-            for layer in self.experts.parts().values():
+            for layer in self.experts.parts.values():
                 layer.check_current()
 
         def of_shard(x, router, experts):
@@ -162,7 +162,7 @@ class MoE(nnx.Module):
             return jax.shard_map(of_shard, in_specs=specs, out_specs=results, axis_names=set(over))(*operands)
 
         check_declared("MoE", "x", batch, x)
-        for name, layer in self.experts.parts().items():
+        for name, layer in self.experts.parts.items():
             check_declared("MoE", f"experts.{name}", sharding.spec(*layer.rests), layer.weight)
         if mesh.explicit_axes:
             # A shard_map that leaves explicit axes to others would gather along them.

@@ -145,7 +145,7 @@ class ReplacedBlock(Block):
         self.origin = nnx.graphdef(block)
         self.names, self.activation = tuple(names.items()), activation
         for role, layer in layers.items():
-            *above, last = self.place(role)
+            *above, last = self.places[role]
             if above and above[0] not in vars(self):
                 setattr(self, above[0], _copied(getattr(block, above[0])))
             setattr(functools.reduce(getattr, above, self), last, layer)
@@ -158,7 +158,7 @@ class ReplacedBlock(Block):
         """Puts the parameters back into a module of the kind that was replaced.
 
         Returns: that module, with the parameters of this one."""
-        layers = {self.place(role): layer.restored() for role, layer in self.parts().items()}
+        layers = {self.places[role]: layer.restored() for role, layer in self.parts.items()}
         state = [
             ((*map(_key, path), *inner), value)
             for path, layer in layers.items()
