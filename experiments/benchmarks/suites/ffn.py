@@ -404,14 +404,14 @@ def weight_bytes(method, operands, states) -> dict:
 def part(row: dict, kind: str) -> float | None:
     """What all producers or all products take one by one, in ms; None where they were not measured."""
     found = row.get("parts_ms")
-    return None if found is None else sum(found[kind].values())
+    return None if found is None else math.fsum(found[kind].values())
 
 
 def rest(row: dict) -> float | None:
     """What forward and backward take besides producers and products, in ms. Below zero where the whole takes
     less than its parts one by one: noise, or fusion across them."""
     both, known = row["ms"].get("both"), [part(row, kind) for kind in KINDS]
-    return None if both is None or None in known else both["median"] - sum(known)
+    return None if both is None or None in known else math.fsum((both["median"], *(-time for time in known)))
 
 
 def table(found: list[dict]) -> str:

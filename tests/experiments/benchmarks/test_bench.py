@@ -985,3 +985,10 @@ def test_plots_never_mix_orders(tmp_path):
     assert select.with_parts(suites) == old
     assert list(shown.images(suites)) == ["bench-a-lead.png", "bench-a-cost.png"], "one width is no sweep"
     assert select.current({"ffn": {"rows": old}}, "ffn") == old
+
+
+def test_parts_are_added_up_alike_by_every_python():
+    """`sum` of floats rounds once from Python 3.12 on, and after each term before."""
+    times = dict.fromkeys(map(str, range(10)), 0.1)
+    row = {"ms": {"both": {"median": 1.5}}, "parts_ms": {"producer": times, "product": {"F1": 0.5}}}
+    assert ffn.part(row, "producer") == 1 and ffn.rest(row) == 0
