@@ -67,6 +67,7 @@ METHODS = {
     "FST-e4m3-rows": s24.methods.FST(fp8="row"),
     "FST-e4m3-delayed": s24.methods.FST(fp8="delayed"),
     "SSTE": s24.methods.SSTE(),
+    # Stored rows from before 2026-11-28, when this was the default of SSTE, have this name, too.
     "SSTE-approximate": s24.methods.SSTE(mvue="approximate"),
     "SSTE-e4m3": s24.methods.SSTE(fp8="tensor", fp8_backward="e4m3"),
     "Activation24": s24.methods.Activation24(),

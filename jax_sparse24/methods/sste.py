@@ -26,8 +26,7 @@ class SSTE(Method):
     scale: "frozen", `<W, S(W)> / |S(W)|^2` of the initial weight (the paper's); "dynamic", the same of the
         current weight in every step; "unit", 1.
     mvue: estimator of the output gradient along tokens, in the product of the weight gradient: "exact", which
-        is less noisy and, on a GPU, faster; "approximate", that of the paper's code; or None for a dense
-        product.
+        is less noisy and faster; "approximate", that of the paper's code; or None for a dense product.
     fp8: None, or both operands of products are rounded to 8-bit floats, forward to e4m3: with a scale per
         "tensor", as in the paper's code, or per "row" (of what one result sums up: of a token's features, or
         of a column of the weight). With a scale per tensor a token's rounding depends on later tokens, so

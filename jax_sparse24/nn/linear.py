@@ -85,7 +85,9 @@ def naming_its_layer(call: _Call) -> _Call:
 
 
 def variables_of(held: nnx.Dict) -> dict[str, nnx.Variable]:
-    """Those that a layer holds by name. `nnx.tabulate` puts a number beside them, and replaces `items`."""
+    """The variables in a dict that a layer holds, by name.
+
+    `held.items()` fails within Flax's `nnx.tabulate`, which replaces it and puts a number beside them."""
     return {name: value for name in held if isinstance(value := held[name], nnx.Variable)}
 
 

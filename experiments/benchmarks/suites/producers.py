@@ -134,8 +134,8 @@ def run(settings: Settings, progress) -> Iterator[tuple[str, Callable[[], list[d
         for measurement in measurements(case, dtype, settings)
     ]
     names = {name for _, name, *_ in found}
+    known = ", ".join(sorted(names))
     for asked in settings.producer:
-        known = ", ".join(sorted(names))
         require(asked in names, f"--producer {asked!r} is unknown; there are {known}.{nearest(asked, names)}")
     for where, name, how, rows_of in found:
         if name in (settings.producer or names):
