@@ -64,7 +64,8 @@ struct SavedCall : Call {
     check.require(args.tokens % kSavedSizes.tokens == 0 && args.features % kSavedSizes.features == 0,
                   "tokens must be a multiple of " + std::to_string(kSavedSizes.tokens) + " and features of " +
                       std::to_string(kSavedSizes.features) + ", got values " + text(y2.dims));
-    check.require(args.tokens <= INT32_MAX && args.features <= INT32_MAX, "values are too large: " + text(y2.dims));
+    check.require(args.tokens <= INT32_MAX && args.features <= INT32_MAX && args.tokens * args.features < kSavedSizes.limit,
+                  "values are too large: " + text(y2.dims));
     check.require(y2.dims[y2.dims.size() - 2] == args.tokens && m.back() == ceil_div(args.features, 8),
                   "metadata of shape " + text(m) + " does not belong to values of shape " + text(y2.dims));
     metadata = bytes.untyped_data();

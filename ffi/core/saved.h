@@ -64,10 +64,12 @@ S24_HD uint32_t sloped_pair(uint32_t y, uint32_t dy) {
 #endif
 }
 
-// The saved activations that a device takes: multiples of so many tokens and features, and whether of float32 too.
+// The saved activations that a device takes: multiples of so many tokens and features, whether of float32 too, and fewer elements
+// than so many.
 struct SavedSizes {
   int64_t tokens, features;
   bool float32;
+  int64_t limit;
 };
 
 // An activation (tokens, features) cut to the two largest of four tokens and packed along tokens; the chosen features, dense,

@@ -18,7 +18,7 @@ using Device = ffi::ThreadPool;
 
 constexpr std::initializer_list<ffi::Traits> kTraits = {};
 constexpr size_t kAlignment = 1;  // arrays begin anywhere
-constexpr SavedSizes kSavedSizes = {4, 4, true};
+constexpr SavedSizes kSavedSizes = {4, 4, true, INT64_MAX};
 constexpr int64_t metadata_rows() { return 0; }  // cuSPARSELt is of CUDA alone
 
 inline ffi::Error clear(const char*, Device&, void* p, int64_t bytes) {

@@ -14,7 +14,7 @@ using Device = cudaStream_t;                        // and what it gives
 // Launches never wait, allocate or copy to the host, so that XLA may capture them into a CUDA graph.
 constexpr std::initializer_list<ffi::Traits> kTraits = {ffi::Traits::kCmdBufferCompatible};
 constexpr size_t kAlignment = 16;  // of arrays; XLA's begin at multiples of 128, and those that a program is given of 16
-constexpr SavedSizes kSavedSizes = {cuda::kSavedTokens, 8, false};
+constexpr SavedSizes kSavedSizes = {cuda::kSavedTokens, 8, false, cuda::kSavedLimit};
 
 using cuda::metadata_rows;
 

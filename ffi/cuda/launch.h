@@ -40,6 +40,7 @@ struct PackedResults {
 
 // Saved activations are 16-bit floats in whole tiles: tokens a multiple of kSavedTokens, features of 8.
 constexpr int64_t kSavedTokens = 128;
+constexpr int64_t kSavedLimit = int64_t{8} << 32;  // of elements: eights of features are counted in 32 bits
 
 // Packs Y2 (tokens, features) along features (kPlain, kSquaredRelu) and counts the kept non-zeros of each feature in every
 // kSavedTokens tokens: counts (tokens / kSavedTokens, features). `args` describes the matrix flattened to one row.

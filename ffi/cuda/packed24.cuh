@@ -81,6 +81,10 @@ __device__ __forceinline__ uint32_t encode(const Group<T>& group, uint32_t with,
   }
 }
 
+// What needs no more than the two largest.
+template <PackOp op>
+constexpr bool kLargest = op == PackOp::kPlain || op == PackOp::kSquaredRelu;
+
 template <PackOp op, class T>
 constexpr bool kChoose = kDraws<op> > 0 && sizeof(typename T::Bits) == 2;
 

@@ -17,17 +17,28 @@ struct RowsToo {
   uint8_t* metadata;
 };
 
-// A thread's two groups in a row of eight 16-bit elements, the first of which is number `at` of the array.
-template <PackOp op, class T>
-__device__ __forceinline__ void pack_row(const Vector<uint32_t, 4>& in, uint64_t at, const RowsToo<uint16_t>& to) {
-  Vector<Pair<uint16_t>, 2> kept;
-  uint32_t byte = 0;
+// The squared ReLU of a row of eight 16-bit elements, which is a thread's, packed. at: the number of the first in the array.
+template <class T>
+__device__ __forceinline__ void pack_row_of_squares(const Vector<uint32_t, 4>& row, uint64_t at, const RowsToo<uint16_t>& to) {
+  const Words in[2] = {{row.at[0], row.at[1]}, {row.at[2], row.at[3]}};
+  uint32_t squares[4], x[4];
   S24_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    const Group<T> group = {in.at[2 * i], in.at[2 * i + 1]};
-    byte |= encode<op, T>(group, 0, 0, Draw<0>(), kept.at[i]) << (4 * i);
+  for (int i = 0; i < 4; ++i) squares[i] = squared_relu_pair<T>(row.at[i]);
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) x[i] = select_bytes(squares[i / 2], squares[2 + i / 2], i % 2 == 0 ? 0x5410u : 0x7632u);
+  const TwoPacked two = two_largest_of_both<T>(x);
+  Vector<uint32_t, 2> kept = {{two.bits[0], two.bits[1]}};
+  uint32_t byte = two.nibbles | two.nibbles >> 12;
+  if (has_nan<T>(two.magnitude)) {
+    byte = 0;
+    S24_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const PackedGroup group = pack_with_nan<PackOp::kSquaredRelu, T>(in[i]);
+      kept.at[i] = group.bits;
+      byte |= group.nibble << (4 * i);
+    }
   }
-  store(reinterpret_cast<Pair<uint16_t>*>(to.values) + at / 4, kept);
+  store(reinterpret_cast<uint32_t*>(to.values) + at / 4, kept);
   to.metadata[at / 8] = uint8_t(byte);
 }
 
@@ -57,12 +68,12 @@ struct Input {
 };
 
 // Blocks that share a multiprocessor: fewer where threads need more registers.
-template <PackOp op>
-constexpr int kBlocks = kDraws<op> > 0 || op == PackOp::kMasked || op == PackOp::kSoft ? 3 : 4;
+template <PackOp op, bool kRowsToo>
+constexpr int kBlocks = kDraws<op> > 0 || op == PackOp::kMasked || op == PackOp::kSoft || kRowsToo ? 3 : 4;
 
 // A block takes up to `rounds` tiles along the group axis and reads the next one before it packs one.
 template <PackOp op, class T, bool kRowsToo>
-__global__ void __launch_bounds__(kThreads, kBlocks<op>)
+__global__ void __launch_bounds__(kThreads, kBlocks<op, kRowsToo>)
     pack_columns(typename T::Bits* dense, const uint8_t* mask, const void* scale, typename T::Bits* values,
                  uint8_t* metadata, Groups g, bool strided, unsigned rounds, Draws draws, RowsToo<typename T::Bits> rows_too) {
   using Bits = typename T::Bits;
@@ -131,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<op>)
     if (inside) {
       if constexpr (kRowsToo) {
         S24_UNROLL
-        for (int j = 0; j < 4; ++j) pack_row<op, T>(in.rows[j], at + step * j, rows_too);
+        for (int j = 0; j < 4; ++j) pack_row_of_squares<T>(in.rows[j], at + step * j, rows_too);
       }
       const uint64_t row = outer * (len / 4) + n * kTileGroups + group, quartet = key.number(row * inner + i0, row) / 4;
       if constexpr (op == PackOp::kMasked && sizeof(Bits) == 2) {

@@ -31,6 +31,12 @@ __device__ __noinline__ PackedGroup pack_by_any_mask(Words group, uint32_t mask)
   return pack_by_mask<T>(group, mask);
 }
 
+// Packs the largest of a group with a NaN. It is not inlined, because such groups are rare.
+template <PackOp op, class T>
+__device__ __noinline__ PackedGroup pack_with_nan(Words group) {
+  return op == PackOp::kSquaredRelu ? pack_squared_relu<T>(group) : pack_largest<T>(group);
+}
+
 template <class Bits>
 struct Tile {
   static constexpr int kLanes = 16 / int(sizeof(Bits));
@@ -52,6 +58,7 @@ struct Tile {
   template <PackOp op, class T, class M, class N>
   __device__ __forceinline__ void put(const FourRows& rows, unsigned vector, unsigned group, const Key& key, int64_t quartet,
                                       M with, N given, uint32_t (&made)[kLanes / 4]) {
+    if constexpr (kLargest<op> && sizeof(Bits) == 2) return put_largest<op, T>(rows, vector, group, made);
     QuartetDraw<kDraws<op>> draws[kLanes / 4];
     S24_UNROLL
     for (int n = 0; n < kLanes / 4; ++n) draws[n] = QuartetDraw<kDraws<op>>::of(key, quartet + n);
@@ -77,6 +84,41 @@ struct Tile {
       }
       S24_UNROLL
       for (int i = 0; i < 4; ++i) pairs[place(vector, 4 * n + i, group)] = made_pairs[i];
+    }
+  }
+
+  // The same for kPlain and kSquaredRelu of 16-bit floats, two groups at a time.
+  template <PackOp op, class T>
+  __device__ __forceinline__ void put_largest(const FourRows& rows, unsigned vector, unsigned group, uint32_t (&made)[kLanes / 4]) {
+    const auto put_pair = [&](int lane, uint32_t bits) { __builtin_memcpy(&pairs[place(vector, lane, group)], &bits, sizeof bits); };
+    uint32_t magnitude = 0;
+    S24_UNROLL
+    for (int n = 0; n < kLanes / 4; ++n) {
+      uint32_t nibbles[2];
+      S24_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int word = 2 * n + i;
+        uint32_t x[4];
+        S24_UNROLL
+        for (int j = 0; j < 4; ++j) x[j] = op == PackOp::kSquaredRelu ? squared_relu_pair<T>(rows[j].at[word]) : rows[j].at[word];
+        const TwoPacked two = two_largest_of_both<T>(x);
+        put_pair(2 * word, two.bits[0]);
+        put_pair(2 * word + 1, two.bits[1]);
+        nibbles[i] = two.nibbles;
+        magnitude = max_halves(magnitude, two.magnitude);
+      }
+      made[n] = select_bytes(nibbles[0], nibbles[1], 0x6420u);
+    }
+    if (!has_nan<T>(magnitude)) return;
+    S24_UNROLL
+    for (int n = 0; n < kLanes / 4; ++n) {
+      made[n] = 0;
+      S24_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const PackedGroup kept = pack_with_nan<op, T>(group_of<T>(rows, 4 * n + i));
+        put_pair(4 * n + i, kept.bits);
+        made[n] |= kept.nibble << (8 * i);
+      }
     }
   }
 
@@ -134,16 +176,25 @@ struct Tile {
     }
   }
 
-  // to: the tile's first packed row and group; len: elements of a dense row along the group axis; rows: packed ones
-  // that exist.
-  __device__ __forceinline__ void store_pairs(Pair<Bits>* to, unsigned len, unsigned rows) const {
+  // work(n, i) for a thread's pieces of 16 bytes: their pairs begin at n from the tile's first packed row and group, and at i of
+  // `pairs`. len: elements of a dense row along the group axis; rows: packed ones that exist.
+  template <class F>
+  static __device__ __forceinline__ void for_pieces(unsigned len, unsigned rows, F work) {
     constexpr unsigned kRows = kThreads / kChunks;  // that are written at a time
     const unsigned row = threadIdx.x / kChunks, first = threadIdx.x % kChunks * kPairs;
-    to += uint64_t(len / 4) * row + first;
+    const uint64_t at = uint64_t(len / 4) * row + first;
     S24_UNROLL
     for (unsigned i = 0; i < kInner; i += kRows)
-      if ((row | i) < rows)
-        store(to + uint64_t(len / 4) * i, *reinterpret_cast<const Vector<Pair<Bits>, kPairs>*>(pairs + place(row | i, first)));
+      if ((row | i) < rows) work(at + uint64_t(len / 4) * i, place(row | i, first));
+  }
+
+  __device__ __forceinline__ void store_piece(Pair<Bits>* to, unsigned i) const {
+    store(to, *reinterpret_cast<const Vector<Pair<Bits>, kPairs>*>(pairs + i));
+  }
+
+  // to: the tile's first packed row and group.
+  __device__ __forceinline__ void store_pairs(Pair<Bits>* to, unsigned len, unsigned rows) const {
+    for_pieces(len, rows, [&](uint64_t n, unsigned i) { store_piece(to + n, i); });
   }
 
   __device__ __forceinline__ void store_nibbles(uint8_t* metadata, int64_t len, int rows) const {

@@ -4,8 +4,8 @@
 // support of Y2; both cut to the two largest of four tokens and packed along tokens; their chosen features as dense rows.
 // Steps: a block loads tiles of dY2 with the kept pairs of Y2, multiplies the slope of the activation with dY2, stores dY1 and
 // the dense rows, cuts along tokens, and transposes through shared memory.
-// Constraints: 16-bit floats, tokens a multiple of kSavedTokens, features of 8. Nothing dense of this size is read or
-// written but dY2.
+// Constraints: 16-bit floats, tokens a multiple of kSavedTokens, features of 8, fewer elements than kSavedLimit. Nothing dense of
+// this size is read or written but dY2.
 #include "metadata_order.cuh"
 #include "packed24_tile.cuh"
 
@@ -13,18 +13,22 @@ namespace s24 {
 namespace cuda {
 namespace {
 
+// What a byte of metadata says of a thread's eight features, from TwoPlaces: selectors of what is kept of the first and the last
+// four, and of them in their pairs.
+struct alignas(16) Places {
+  uint32_t put[2], take;
+};
+
 // A thread's eight features of the four tokens of a group, packed along features.
 struct PackedRows {
   Vector<uint32_t, 2> pairs[4];
-  __device__ __forceinline__ void unpack(const TwoPlaces (&places)[4], FourRows& rows) const {
+  __device__ __forceinline__ void unpack(const Places (&places)[4], FourRows& rows) const {
     S24_UNROLL
     for (int j = 0; j < 4; ++j) {
-      uint32_t put[2];
-      places[j].put(put);
       S24_UNROLL
       for (int i = 0; i < 2; ++i) {
-        rows[j].at[2 * i] = select_bytes(pairs[j].at[i], 0, put[i]);
-        rows[j].at[2 * i + 1] = select_bytes(pairs[j].at[i], 0, put[i] >> 16);
+        rows[j].at[2 * i] = select_bytes(pairs[j].at[i], 0, places[j].put[i]);
+        rows[j].at[2 * i + 1] = select_bytes(pairs[j].at[i], 0, places[j].put[i] >> 16);
       }
     }
   }
@@ -36,38 +40,16 @@ struct SavedInput {
   PackedRows y2;
   uint32_t nibbles[4];  // a byte of metadata each
 
-  // at: of the first token's first feature. next: from one token to the next.
-  __device__ __forceinline__ void read(const SavedArgs& a, uint64_t at, uint64_t next) {
+  // at: of the first token's features, in eights. next: from one token to the next.
+  __device__ __forceinline__ void read(const SavedArgs& a, uint32_t at, uint32_t next) {
     S24_UNROLL
     for (int j = 0; j < 4; ++j, at += next) {
-      dy2[j] = load<uint32_t, 4>(static_cast<const uint32_t*>(a.dy2) + at / 2);
-      y2.pairs[j] = load<uint32_t, 2>(static_cast<const uint32_t*>(a.values) + at / 4);
-      nibbles[j] = a.metadata[at / 8];
+      dy2[j] = static_cast<const Vector<uint32_t, 4>*>(a.dy2)[at];
+      y2.pairs[j] = static_cast<const Vector<uint32_t, 2>*>(a.values)[at];
+      nibbles[j] = a.metadata[at];
     }
   }
 };
-
-// As Tile::put; all NaN count as alike. Returns the largest magnitude.
-__device__ __forceinline__ uint32_t cut(const FourRows& rows, Tile<uint16_t>& tile, unsigned vector, unsigned group,
-                                        uint32_t (&made)[2]) {
-  uint32_t largest = 0;
-  S24_UNROLL
-  for (int n = 0; n < 2; ++n) {
-    uint32_t selectors[4];
-    S24_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const int l = 4 * n + i;
-      const Group<BF16> four = group_of<BF16>(rows, l);
-      const Largest two = two_largest(four);
-      selectors[i] = two.take();
-      const uint32_t pair = select_bytes(four.low, four.high, selectors[i]);
-      __builtin_memcpy(&tile.pairs[tile.place(vector, l, group)], &pair, sizeof pair);
-      largest = max_u32(largest, two.key);
-    }
-    made[n] = selected_nibbles(selectors);
-  }
-  return Largest{0, largest}.magnitude();
-}
 
 // Lanes of `dense` (a bit each) to their rows; to: of a thread's tokens in row 0.
 template <class T>
@@ -89,20 +71,25 @@ __global__ void __launch_bounds__(kThreads, 2) saved_backward(const __grid_const
   static_assert(kTileRows == S::kInner, "a block writes the metadata of its rows");
   __shared__ S tiles[2][2];  // of Y2 and dY1; in turn, so that one barrier is enough
   __shared__ int32_t ranks[S::kInner];
+  __shared__ Places places_of[256];
   const unsigned vector = threadIdx.x % kTileVectors, group = threadIdx.x / kTileVectors;
   const unsigned features = unsigned(a.features), tokens = unsigned(a.tokens);
   const unsigned inner0 = blockIdx.x * S::kInner, i0 = inner0 + vector * S::kLanes;
   const unsigned rows = inner0 < features ? min(unsigned(S::kInner), features - inner0) : 0;  // of the packed form
   const bool inside = i0 < features;
-  const uint64_t step = a.strided ? uint64_t(tokens / 4) * features : features;
+  const uint32_t step = (a.strided ? tokens / 4 : 1) * (features / 8);  // from one token of a group to the next, in eights
   const auto first_at = [&](unsigned tile) {
     const unsigned q = tile * kTileGroups + group;
-    return uint64_t(a.strided ? q : 4 * q) * features + i0;
+    return (a.strided ? q : 4 * q) * (features / 8) + i0 / 8;
   };
   unsigned n = blockIdx.y * rounds;
   const unsigned end = min(n + rounds, tokens / (4 * kTileGroups));
   SavedInput next;
   if (inside) next.read(a, first_at(n), step);
+  static_assert(kThreads == 256, "a thread makes the places of one byte");
+  const TwoPlaces of_byte = TwoPlaces::of(threadIdx.x);
+  places_of[threadIdx.x].take = of_byte.take();
+  of_byte.put(places_of[threadIdx.x].put);
   if (threadIdx.x < S::kInner) {
     const int32_t rank = threadIdx.x < rows ? a.ranks[inner0 + threadIdx.x] : -1;
     ranks[threadIdx.x] = rank < a.dense_rows ? rank : -1;
@@ -113,49 +100,59 @@ __global__ void __launch_bounds__(kThreads, 2) saved_backward(const __grid_const
   for (int l = 0; l < S::kLanes; ++l) dense |= uint32_t(ranks[vector * S::kLanes + l] >= 0) << l;
 #pragma unroll 1
   for (; n < end; ++n) {
-    const uint64_t at = first_at(n);
+    const uint32_t at = first_at(n);
     const SavedInput in = next;
     if (inside && n + 1 < end) next.read(a, first_at(n + 1), step);
     S(&both)[2] = tiles[n % 2];
     constexpr uint32_t kPadding = Order::kPaddingNibble * 0x01010101u;
     uint32_t made[2][2] = {{kPadding, kPadding}, {kPadding, kPadding}};
     if (inside) {
-      TwoPlaces places[4];
+      Places places[4];
       S24_UNROLL
-      for (int j = 0; j < 4; ++j) places[j] = TwoPlaces::of(in.nibbles[j]);
+      for (int j = 0; j < 4; ++j) places[j] = places_of[in.nibbles[j]];
       const unsigned first = 4 * (n * kTileGroups + group);
       const auto keep_dense = [&](const FourRows& of, const AlongTokens& to) {
         store_dense<T>(of, dense, ranks + vector * S::kLanes, static_cast<uint16_t*>(to.dense) + first, tokens);
       };
+      const auto put = [&](const FourRows& of, int operand) {
+        const auto none = [](int) { return 0u; };
+        both[operand].template put<PackOp::kPlain, T>(of, vector, group, Key{0, 0}, 0, none, none, made[operand]);
+      };
       PackedRows dy1;
       S24_UNROLL
       for (int j = 0; j < 4; ++j) {
-        const uint32_t take = places[j].take();
         S24_UNROLL
         for (int i = 0; i < 2; ++i) {
-          const uint32_t given = select_bytes(in.dy2[j].at[2 * i], in.dy2[j].at[2 * i + 1], take >> (16 * i));
+          const uint32_t given = select_bytes(in.dy2[j].at[2 * i], in.dy2[j].at[2 * i + 1], places[j].take >> (16 * i));
           dy1.pairs[j].at[i] = sloped_pair<T, slope>(in.y2.pairs[j].at[i], given);
         }
-        store(static_cast<uint32_t*>(a.dy1) + (at + step * j) / 4, dy1.pairs[j]);
+        static_cast<Vector<uint32_t, 2>*>(a.dy1)[at + step * j] = dy1.pairs[j];
       }
       FourRows all;
       in.y2.unpack(places, all);
       keep_dense(all, a.y2_along);
-      if (cut(all, both[0], vector, group, made[0]) > T::kInf) {  // different NaN are rare
-        const auto none = [](int) { return 0u; };
-        both[0].template put<PackOp::kPlain, T>(all, vector, group, Key{0, 0}, 0, none, none, made[0]);
-      }
+      put(all, 0);
       dy1.unpack(places, all);
       keep_dense(all, a.dy1_along);
-      cut(all, both[1], vector, group, made[1]);  // what is NaN there is the same NaN
+      put(all, 1);
     }
     both[0].exchange(made[0]);
     both[1].exchange(made[1]);
     __syncthreads();
-    const auto write = [&](const S& tile, const AlongTokens& to, int from) {
-      const uint64_t packed = uint64_t(inner0) * (tokens / 4) + n * kTileGroups;  // group
-      tile.store_pairs(static_cast<Pair<uint16_t>*>(to.values) + packed, tokens, rows);
-      tile.store_nibbles(to.metadata + packed / 2, tokens, int(rows));
+    const auto write = [&](auto work) {
+      work(both[0], a.y2_along, 64);
+      work(both[1], a.dy1_along, 128);
+    };
+    const uint64_t packed = uint64_t(inner0) * (tokens / 4) + n * kTileGroups;  // group
+    S::for_pieces(tokens, rows, [&](uint64_t more, unsigned i) {
+      const uint64_t at = packed + more;
+      write([&](const S& tile, const AlongTokens& to, int) { tile.store_piece(static_cast<Pair<uint16_t>*>(to.values) + at, i); });
+    });
+    if (threadIdx.x < rows) {
+      const uint64_t byte = (packed + threadIdx.x * uint64_t(tokens / 4)) / 2;
+      write([&](const S& tile, const AlongTokens& to, int) { store(to.metadata + byte, tile.nibbles[threadIdx.x]); });
+    }
+    write([&](const S& tile, const AlongTokens& to, int from) {  // other threads than those of rows
       const int thread = int(threadIdx.x) - from;
       if (to.behind == nullptr || thread < 0 || thread >= 64) return;
       using Share = typename Order::Of16Bits;
@@ -163,9 +160,7 @@ __global__ void __launch_bounds__(kThreads, 2) saved_backward(const __grid_const
       const auto* const words = reinterpret_cast<const uint32_t*>(tile.nibbles);
       const int64_t place = Share::at(inner0 + own.row, n * kTileGroups + 8 * own.word, tokens);
       store(reinterpret_cast<uint32_t*>(to.behind + place / 2), own.made([&](int row, int w) { return words[4 * row + w]; }));
-    };
-    write(both[0], a.y2_along, 64);  // by other threads than those of rows
-    write(both[1], a.dy1_along, 128);
+    });
   }
 }
 

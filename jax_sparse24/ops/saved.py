@@ -37,7 +37,7 @@ def in_tiles(x_Tf: jax.Array | Packed24 | Compressed24) -> bool:
 
     x_Tf: the matrix, which is to be packed, or is packed along f."""
     T, f = x_Tf.shape
-    return x_Tf.dtype.itemsize == 2 and T % TILE == 0 and f % 8 == 0
+    return x_Tf.dtype.itemsize == 2 and T % TILE == 0 and f % 8 == 0 and T * f < 2**35
 
 
 def _form(compressed: bool) -> type[Packed24] | type[Compressed24]:

@@ -76,13 +76,27 @@ static long wrong_estimates(std::mt19937& random, const uint16_t x[4]) {
 template <class T>
 static void packed_groups(const char* type, long count) {
   std::mt19937 random(24);
-  long largest = 0, masked = 0, squared = 0, exact = 0, sequential = 0, unpacked = 0;
+  long largest = 0, together = 0, masked = 0, squared = 0, exact = 0, sequential = 0, unpacked = 0;
   for (long n = 0; n < count; ++n) {
     uint16_t x[4], y[4], keep[4];
     draw_group<T>(random, x);
     const Words w = words_of(x);
     keep24<T>(x, keep);
     largest += differs<T>(x, keep, pack_largest<T>(w));
+
+    uint16_t other[4];
+    uint32_t both[4];
+    draw_group<T>(random, other);
+    for (int i = 0; i < 4; ++i) both[i] = x[i] | uint32_t(other[i]) << 16;
+    const TwoPacked two = two_largest_of_both<T>(both);
+    const auto is_nan = [](uint16_t v) { return (v & T::kMagnitude) > T::kInf; };
+    const bool nan = std::any_of(x, x + 4, is_nan) || std::any_of(other, other + 4, is_nan);
+    together += has_nan<T>(two.magnitude) != nan;
+    if (!nan) {
+      together += differs<T>(x, keep, {two.nibbles & 0xffffu, two.bits[0]});
+      keep24<T>(other, keep);
+      together += differs<T>(other, keep, {two.nibbles >> 16, two.bits[1]});
+    }
 
     for (int i = 0; i < 4; ++i) y[i] = squared_relu<T>(x[i]);
     keep24<T>(y, keep);
@@ -106,6 +120,7 @@ static void packed_groups(const char* type, long count) {
   }
   const std::string name = type;
   report((name + " largest").c_str(), largest);
+  report((name + " largest of two").c_str(), together);
   report((name + " masked").c_str(), masked);
   report((name + " squared").c_str(), squared);
   report((name + " drawn exactly").c_str(), exact);

@@ -13,7 +13,17 @@ def report(counts) -> dict[str, int]:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
-    "what", ["largest", "masked", "squared", "drawn exactly", "drawn in sequence", "unpacked", "tiles"]
+    "what",
+    [
+        "largest",
+        "largest of two",
+        "masked",
+        "squared",
+        "drawn exactly",
+        "drawn in sequence",
+        "unpacked",
+        "tiles",
+    ],
 )
 def test_packed_groups_are_what_masks_keep(report, dtype, what):
     assert report[f"{dtype} {what}"] == 0

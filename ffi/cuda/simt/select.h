@@ -139,6 +139,75 @@ S24_HD uint32_t non_zero_halves(uint32_t pair) {
 #endif
 }
 
+// The larger and the smaller of the halves of two words.
+S24_HD uint32_t max_halves(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  return __vmaxu2(a, b);
+#else
+  return max_u32(a & 0xffffu, b & 0xffffu) | max_u32(a & ~0xffffu, b & ~0xffffu);
+#endif
+}
+
+S24_HD uint32_t min_halves(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  return __vminu2(a, b);
+#else
+  return min_u32(a & 0xffffu, b & 0xffffu) | min_u32(a & ~0xffffu, b & ~0xffffu);
+#endif
+}
+
+// Ones in each half in which a's magnitude is at least b's. Neither is NaN.
+template <class T>
+S24_HD uint32_t at_least(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t ones;
+  if constexpr (T::kInf == BF16::kInf)
+    asm("set.ge.u32.bf16x2 %0, %1, %2;" : "=r"(ones) : "r"(a), "r"(b));
+  else
+    asm("set.ge.u32.f16x2 %0, %1, %2;" : "=r"(ones) : "r"(a), "r"(b));
+  return ones;
+#else
+  const uint32_t difference = (a | 0x80008000u) - b;  // a half's highest bit stays where it borrows nothing
+  return (difference >> 15 & 0x00010001u) * 0xffffu;
+#endif
+}
+
+// Whether a half of what are magnitudes is that of a NaN.
+template <class T>
+S24_HD bool has_nan(uint32_t magnitudes) {
+  constexpr uint32_t kInf = T::kInf * 0x00010001u;
+  return max_halves(magnitudes, kInf) != kInf;
+}
+
+// Bits of a where `ones` has them, of b elsewhere.
+S24_HD uint32_t either(uint32_t ones, uint32_t a, uint32_t b) { return (ones & a) | (~ones & b); }
+
+// Of two groups: of each kept elements and nibble.
+struct TwoPacked {
+  uint32_t bits[2];
+  uint32_t nibbles;    // in the lowest bits of the halves
+  uint32_t magnitude;  // the largest, in the halves
+};
+
+// The two largest of two groups, of which the halves of word i are elements i, where no element is NaN.
+template <class T>
+S24_HD TwoPacked two_largest_of_both(const uint32_t x[4]) {
+  uint32_t m[4];
+  S24_UNROLL
+  for (int i = 0; i < 4; ++i) m[i] = x[i] & 0x7fff7fffu;
+  const uint32_t high01 = max_halves(m[0], m[1]), low01 = min_halves(m[0], m[1]);
+  const uint32_t high23 = max_halves(m[2], m[3]), low23 = min_halves(m[2], m[3]);
+  // Both of the first two, both of the last two, or the larger of each: of equal elements the first ones.
+  const uint32_t front = at_least<T>(low01, high23), not_back = at_least<T>(high01, low23);
+  const uint32_t is_0 = at_least<T>(m[0], m[1]), is_2 = at_least<T>(m[2], m[3]);
+  const uint32_t first = either(front, x[0], either(not_back, either(is_0, x[0], x[1]), x[2]));
+  const uint32_t second = either(front, x[1], either(not_back, either(is_2, x[2], x[3]), x[3]));
+  const uint32_t odd_first = not_back & ~front & ~is_0, odd_second = ~not_back | front | ~is_2;
+  const uint32_t nibbles = (odd_first & 0x00010001u) | (~not_back & 0x00020002u) | (odd_second & 0x00040004u) |
+                           (~front & 0x00080008u);
+  return {{select_bytes(first, second, 0x5410u), select_bytes(first, second, 0x7632u)}, nibbles, max_halves(high01, high23)};
+}
+
 // What two nibbles in a byte say, for one after the other in the halves of a word.
 struct TwoPlaces {
   uint32_t digits;  // the four places
