@@ -31,7 +31,7 @@ from jax_sparse24.ops.sampled import sampled_matmul
 from jax_sparse24.ops.saved import pack_counted, saved_backward
 from jax_sparse24.ops.slope import slope_mvue_pack24
 from jax_sparse24.ops.soft import scaled_soft24, soft_pack24
-from tests.ops.data import adversarial, device, from_words, saved_operands, words
+from tests.ops.data import adversarial, device, from_words, saved_operands, without_nan, words
 
 KEY = jax.random.key(7)
 KEYS = np.array([[24, 4], [18, 47]], np.uint32)
@@ -354,8 +354,15 @@ def features_of(f):
     return np.flatnonzero(np.random.default_rng(0).random(f) < 0.2).astype(np.int32)
 
 
-def _saved(shape, dtype):
-    return *jax.device_get(saved_operands(dtype, shape)), features_of(shape[1])
+def _saved(given):
+    return lambda shape, dtype: (
+        *jax.device_get(saved_operands(dtype, shape, given)),
+        features_of(shape[1]),
+    )
+
+
+def _numbers(shape, dtype):
+    return (without_nan(shape, dtype, 1),)
 
 
 def _finite(shape, dtype):
@@ -403,6 +410,14 @@ IDENTICAL = [
     Identical("pack24 by the best mask", _by_best_mask, (), BOTH_WAYS[1]),
     Identical("pack24 by the best mask of normal numbers", _by_best_mask, (), BOTH_WAYS[1], given=_normal),
     Identical("pack24_strided", lambda x, impl: pack24_strided(x, implementation=impl), *STRIDED),
+    *[
+        Identical(f"{name} of numbers", call, (), ((256, 192), (2, 128, 72)), HALVES, _numbers)
+        for name, call in {
+            "pack24 along -2": lambda x, impl: s24.pack24(x, -2, implementation=impl),
+            "squared_relu24 along -2": lambda x, impl: s24.squared_relu24(x, -2, implementation=impl),
+            "squared_relu24 both ways": BOTH["squared_relu24 both ways"],
+        }.items()
+    ],
     *[
         Identical(
             f"{name} {exact=}",
@@ -464,17 +479,18 @@ IDENTICAL = [
     ],
     *[
         Identical(
-            f"saved_backward {activation} {tokens}",
+            f"saved_backward {activation} {tokens} {given.__name__}",
             lambda *a, activation=activation, tokens=tokens: saved_backward(
                 *a[:-1], activation, tokens, implementation=a[-1]
             ),
             ((128, 64),),
             ((256, 72), (1152, 8)),
             HALVES,
-            _saved,
+            _saved(given),
         )
         for activation in ("squared_relu", "relu")
         for tokens in ("strided", "consecutive")
+        for given in (adversarial, without_nan)
     ],
     *[
         Identical(

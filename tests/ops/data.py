@@ -74,6 +74,13 @@ def adversarial(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray
     return out
 
 
+def without_nan(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
+    """As `adversarial`, with a subnormal or zero in place of each NaN: kernels take another path for NaN."""
+    x = adversarial(shape, dtype, seed)
+    small = words(x) & ~words(np.asarray(np.inf, x.dtype))
+    return np.where(np.isnan(x), small.view(x.dtype), x)
+
+
 def assert_same_bits(actual, expected) -> None:
     """Equal structure, dtypes, shapes and bits of every leaf."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
@@ -104,9 +111,9 @@ def device(x, dtype: str | None = None):
     return jax.device_put(np.asarray(x, dtype=dtype and NUMPY[dtype]))
 
 
-def saved_operands(dtype: str, shape: tuple[int, int]):
-    """Packed values of a squared ReLU, some of them anything, and gradients."""
-    y, dy2 = (device(adversarial(shape, dtype, seed)) for seed in (1, 2))
+def saved_operands(dtype: str, shape: tuple[int, int], given=adversarial):
+    """Packed values of a squared ReLU, some of them anything, and gradients. given: (shape, dtype, seed)."""
+    y, dy2 = (device(given(shape, dtype, seed)) for seed in (1, 2))
     squares = words(jax.jit(squared_relu)(y))
     mixed = np.where(np.arange(shape[0])[:, None] % 3 == 0, words(y), squares)
     return pack24(device(from_words(mixed, dtype)), -1), dy2
