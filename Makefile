@@ -17,7 +17,8 @@ help:
 	@echo "make wheels  build wheels and the sdist into dist/; make check-wheels  install and run them"
 	@echo "make clean  remove .venv and everything built"
 
-$(INSTALLED): pyproject.toml setup.py jax_sparse24/dispatch/generations.py $(wildcard ffi/*.py ffi/*/* ffi/*/*/*)
+# Tests write bytecode beside ffi/*.py, which is no reason to install again.
+$(INSTALLED): pyproject.toml setup.py jax_sparse24/dispatch/generations.py $(filter-out %.pyc,$(wildcard ffi/*.py ffi/*/*.* ffi/*/*/*.*))
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \
 	  v >= (3, 11) or sys.exit(f"jax_sparse24 needs Python 3.11 or newer, this is {v[0]}.{v[1]}; use make PYTHON=python3.x")'
 	@echo "Installing into .venv, once: some minutes, and more where nvcc compiles CUDA's kernels (not with S24_CUDA=0)."
