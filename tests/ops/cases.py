@@ -361,10 +361,6 @@ def _saved(given):
     )
 
 
-def _numbers(shape, dtype):
-    return (without_nan(shape, dtype, 1),)
-
-
 def _finite(shape, dtype):
     x = adversarial(shape, dtype, 1)
     return (from_words(words(x) & words(np.asarray(-1.9, x.dtype)), dtype),)
@@ -411,10 +407,17 @@ IDENTICAL = [
     Identical("pack24 by the best mask of normal numbers", _by_best_mask, (), BOTH_WAYS[1], given=_normal),
     Identical("pack24_strided", lambda x, impl: pack24_strided(x, implementation=impl), *STRIDED),
     *[
-        Identical(f"{name} of numbers", call, (), ((256, 192), (2, 128, 72)), HALVES, _numbers)
+        Identical(
+            f"{name} of numbers",
+            call,
+            (),
+            ((256, 192), (2, 128, 72)),
+            HALVES,
+            lambda shape, dtype: (without_nan(shape, dtype, 1),),
+        )
         for name, call in {
-            "pack24 along -2": lambda x, impl: s24.pack24(x, -2, implementation=impl),
-            "squared_relu24 along -2": lambda x, impl: s24.squared_relu24(x, -2, implementation=impl),
+            "pack24 along -2": lambda x, impl: PLACED["pack24"](x, -2, impl),
+            "squared_relu24 along -2": lambda x, impl: PLACED["squared_relu24"](x, -2, impl),
             "squared_relu24 both ways": BOTH["squared_relu24 both ways"],
         }.items()
     ],

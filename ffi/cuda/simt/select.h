@@ -130,14 +130,7 @@ S24_HD uint32_t selected_nibbles(const uint32_t selectors[4]) {
   return (select_bytes(a, b, 0x6420u) >> 5 & 0x03030303u) | (select_bytes(a, b, 0x7531u) >> 3 & 0x0c0c0c0cu);
 }
 
-// 1 in each half of a word that is not zero.
-S24_HD uint32_t non_zero_halves(uint32_t pair) {
-#if defined(__CUDA_ARCH__)
-  return __vminu2(pair, 0x00010001u);
-#else
-  return uint32_t((pair & 0xffffu) != 0) | uint32_t(pair >> 16 != 0) << 16;
-#endif
-}
+constexpr uint32_t kSignsOfTwo = 0x80008000u;
 
 // The larger and the smaller of the halves of two words.
 S24_HD uint32_t max_halves(uint32_t a, uint32_t b) {
@@ -156,7 +149,10 @@ S24_HD uint32_t min_halves(uint32_t a, uint32_t b) {
 #endif
 }
 
-// Ones in each half in which a's magnitude is at least b's. Neither is NaN.
+// 1 in each half of a word that is not zero.
+S24_HD uint32_t non_zero_halves(uint32_t pair) { return min_halves(pair, 0x00010001u); }
+
+// All bits of each half in which a is at least b, of magnitudes that are not NaN.
 template <class T>
 S24_HD uint32_t at_least(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -167,12 +163,12 @@ S24_HD uint32_t at_least(uint32_t a, uint32_t b) {
     asm("set.ge.u32.f16x2 %0, %1, %2;" : "=r"(ones) : "r"(a), "r"(b));
   return ones;
 #else
-  const uint32_t difference = (a | 0x80008000u) - b;  // a half's highest bit stays where it borrows nothing
+  const uint32_t difference = (a | kSignsOfTwo) - b;  // a half's highest bit stays where it borrows nothing
   return (difference >> 15 & 0x00010001u) * 0xffffu;
 #endif
 }
 
-// Whether a half of what are magnitudes is that of a NaN.
+// Whether one of two magnitudes, in the halves of a word, is that of a NaN.
 template <class T>
 S24_HD bool has_nan(uint32_t magnitudes) {
   constexpr uint32_t kInf = T::kInf * 0x00010001u;
@@ -182,11 +178,11 @@ S24_HD bool has_nan(uint32_t magnitudes) {
 // Bits of a where `ones` has them, of b elsewhere.
 S24_HD uint32_t either(uint32_t ones, uint32_t a, uint32_t b) { return (ones & a) | (~ones & b); }
 
-// Of two groups: of each kept elements and nibble.
+// Two groups in packed form.
 struct TwoPacked {
-  uint32_t bits[2];
-  uint32_t nibbles;    // in the lowest bits of the halves
-  uint32_t magnitude;  // the largest, in the halves
+  uint32_t bits[2];    // of each group both kept elements, the first one in the low half
+  uint32_t nibbles;    // of each group in the lowest bits of a half
+  uint32_t magnitude;  // of each group the largest, in a half
 };
 
 // The two largest of two groups, of which the halves of word i are elements i, where no element is NaN.
@@ -194,7 +190,7 @@ template <class T>
 S24_HD TwoPacked two_largest_of_both(const uint32_t x[4]) {
   uint32_t m[4];
   S24_UNROLL
-  for (int i = 0; i < 4; ++i) m[i] = x[i] & 0x7fff7fffu;
+  for (int i = 0; i < 4; ++i) m[i] = x[i] & ~kSignsOfTwo;
   const uint32_t high01 = max_halves(m[0], m[1]), low01 = min_halves(m[0], m[1]);
   const uint32_t high23 = max_halves(m[2], m[3]), low23 = min_halves(m[2], m[3]);
   // Both of the first two, both of the last two, or the larger of each: of equal elements the first ones.

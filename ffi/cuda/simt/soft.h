@@ -12,38 +12,6 @@
 
 namespace s24 {
 
-constexpr uint32_t kSignsOfTwo = 0x80008000u;
-
-// The smaller one in each half of two words, of magnitudes that are not NaN.
-template <class T>
-S24_HD uint32_t least_of_two(uint32_t a, uint32_t b) {
-#if defined(__CUDA_ARCH__)
-  uint32_t y;
-  if constexpr (T::kInf == BF16::kInf)
-    asm("min.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  else
-    asm("min.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  return y;
-#else
-  return min_u32(a & 0xffffu, b & 0xffffu) | min_u32(a >> 16, b >> 16) << 16;
-#endif
-}
-
-// The larger magnitude in each half of two words; NaN if one of both is NaN.
-template <class T>
-S24_HD uint32_t largest_of_two(uint32_t a, uint32_t b) {
-#if defined(__CUDA_ARCH__)
-  uint32_t y;
-  if constexpr (T::kInf == BF16::kInf)
-    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  else
-    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  return y;
-#else
-  return max_u32(a & 0xffffu, b & 0xffffu) | max_u32(a >> 16, b >> 16) << 16;
-#endif
-}
-
 // max(a - t, 0) in each half of a word, with the signs of x; zeros are +0.
 template <class T>
 S24_HD uint32_t above_threshold(uint32_t a, uint32_t t, uint32_t x) {
@@ -75,14 +43,14 @@ S24_HD bool soft24_two(const uint32_t x[4], uint32_t y[4]) {
   uint32_t a[4];
   S24_UNROLL
   for (int i = 0; i < 4; ++i) a[i] = x[i] & ~kSignsOfTwo;
-  const uint32_t high = largest_of_two<T>(a[0], a[1]), other_high = largest_of_two<T>(a[2], a[3]);
-  const uint32_t low = largest_of_two<T>(least_of_two<T>(a[0], a[1]), least_of_two<T>(a[2], a[3]));
-  const uint32_t t = least_of_two<T>(low, least_of_two<T>(high, other_high));
+  const uint32_t high = max_halves(a[0], a[1]), other_high = max_halves(a[2], a[3]);
+  const uint32_t low = max_halves(min_halves(a[0], a[1]), min_halves(a[2], a[3]));
+  const uint32_t t = min_halves(low, min_halves(high, other_high));
   S24_UNROLL
   for (int i = 0; i < 4; ++i) y[i] = above_threshold<T>(a[i], t, x[i]);
   // A sign stays set where no half borrows from it.
   constexpr uint32_t kTwo = 0x00010001u;
-  const uint32_t finite = ((T::kInf - 1u) * kTwo | kSignsOfTwo) - largest_of_two<T>(high, other_high);
+  const uint32_t finite = ((T::kInf - 1u) * kTwo | kSignsOfTwo) - max_halves(high, other_high);
   const uint32_t normal = T::kInf == BF16::kInf ? (t | kSignsOfTwo) - 0x0480u * kTwo : kSignsOfTwo;
   return (finite & normal & kSignsOfTwo) == kSignsOfTwo;
 }
