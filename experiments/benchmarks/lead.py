@@ -29,13 +29,13 @@ class Place(NamedTuple):
 
 
 def places(suites: dict) -> dict[Place, dict]:
-    """Place -> method -> row, of the sweep over widths, blocks first, each dtype from narrow to wide."""
-    found, sweep = {}, select.widths(suites)
+    """Place -> method -> row, of all widths, blocks first, each dtype from narrow to wide."""
+    found, blocks = {}, select.block_of_each_width(suites)
     for what in WHAT:
         for row in select.rows_of(suites, what):
-            swept = what != "ffn" or (row["T"], row["d"], row["f"]) in sweep
+            shown = what != "ffn" or (row["T"], row["d"], row["f"]) in blocks
             valid = rows.ratio(row, *PROGRAMS[what]) is not None
-            if row["method"] in METHODS and row["implementation"] not in ("torch", "xla") and swept and valid:
+            if row["method"] in METHODS and row["implementation"] not in ("torch", "xla") and shown and valid:
                 place = Place(what, row["dtype"], row["d"], row["f"], row.get("layers") or 1, row["T"])
                 found.setdefault(place, {})[row["method"]] = row
     return {place: found[place] for place in sorted(found, key=lambda p: (list(WHAT).index(p.what), p[1:]))}

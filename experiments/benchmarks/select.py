@@ -58,6 +58,14 @@ def widths(suites: dict) -> list[tuple[int, int, int]]:
     return sorted((case for case in cases if case[0] == main), key=lambda case: case[1:])
 
 
+def block_of_each_width(suites: dict) -> list[tuple[int, int, int]]:
+    """Blocks of the sweep over widths, and of each width without one the block with most tokens."""
+    blocks = {(row["T"], row["d"], row["f"]) for row in current(suites, "ffn")}
+    swept = blocks.intersection(widths(suites))
+    others = {block[1:] for block in blocks} - {block[1:] for block in swept}
+    return sorted(swept) + [max(block for block in blocks if block[1:] == shape) for shape in sorted(others)]
+
+
 def tokens(suites: dict) -> list[tuple[int, int, int]]:
     """Cases of the sweep over tokens: those at the widths with most of them."""
     cases = {(row["T"], row["d"], row["f"]) for row in _speed_rows(suites)}

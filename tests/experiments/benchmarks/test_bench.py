@@ -992,3 +992,14 @@ def test_parts_are_added_up_alike_by_every_python():
     times = dict.fromkeys(map(str, range(10)), 0.1)
     row = {"ms": {"both": {"median": 1.5}}, "parts_ms": {"producer": times, "product": {"F1": 0.5}}}
     assert ffn.part(row, "producer") == 1 and ffn.rest(row) == 0
+
+
+def test_each_width_is_shown_once():
+    """At the tokens of the sweep, or else at the most that its blocks were measured with."""
+    sweep = [(16, 8, 32), (16, 16, 64)]
+    blocks = [*sweep, (32, 8, 32), (64, 2, 8), (128, 2, 8)]
+    suites = {
+        suite: {"rows": [dict(zip("Tdf", case, strict=True)) for case in cases]}
+        for suite, cases in {"ffn": blocks, "gemm": [*sweep, (256, 2, 8)]}.items()
+    }
+    assert select.block_of_each_width(suites) == [*sweep, (128, 2, 8)]
