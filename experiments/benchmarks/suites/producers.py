@@ -19,6 +19,7 @@ from experiments.errors import require
 from jax_sparse24.measure import Program, interleaved, random, random_words, same_bits
 from jax_sparse24.ops.mvue import mvue_pack24
 from jax_sparse24.ops.reference.slope import activation_gradient, gives_input
+from jax_sparse24.ops.saved import saved_backward
 from jax_sparse24.ops.slope import SLOPE_MVUE_PACK, slope_mvue_pack24
 
 WHAT = """What makes a sparse operand, on a matrix (T, f). *of a copy* is the time of an XLA program that
@@ -69,6 +70,17 @@ def _sloped(dy2, saved, axis, implementation):
     return dy1, mvue_pack24(KEY, dy1, axis, implementation=kernels())
 
 
+def _packed(shape, dtype, axis):
+    """What a sparse squared ReLU saves."""
+    return s24.squared_relu24(random(shape, dtype, 2), -1)
+
+
+def _saved_backward(dy2, saved, axis, implementation):
+    none = jnp.zeros(0, jnp.int32)
+    dy1, *along_tokens = saved_backward(saved, dy2, none, "squared_relu", implementation=implementation)
+    return dy1.values, along_tokens  # its metadata are those of Y2
+
+
 PRODUCERS = (
     Producer("mask24", lambda x, m, axis, i: s24.mask24(x, axis, implementation=i)),
     Producer("prune24", lambda x, m, axis, i: s24.prune24(x, axis, implementation=i)),
@@ -97,6 +109,7 @@ PRODUCERS = (
     Producer(
         "mvue_pack24 approximate", lambda x, m, axis, i: mvue_pack24(KEY, x, axis, False, implementation=i)
     ),
+    Producer("saved_backward", _saved_backward, (-2,), _packed),
 )
 
 
@@ -170,7 +183,7 @@ def measure_producer(
 
     programs = {"kernel": variant(kernels()), "reference": variant("reference")}
     result = programs["kernel"].result
-    count = sum(a.nbytes for a in (*args, *jax.tree.leaves(result)))
+    count = sum(a.nbytes for a in jax.tree.leaves((args, result)))
     truth = programs["reference"].result
     if jax.default_backend() == "gpu" and "approximate" in producer.name:
         # XLA's division is not correctly rounded on a GPU.

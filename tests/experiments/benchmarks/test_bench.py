@@ -119,7 +119,7 @@ def test_a_wrong_product_is_reported_without_its_time(bench, monkeypatch):
 
 
 def test_producers_that_are_named(bench):
-    names = ("mask24", "pack24 with mask", "transposable_mask24")
+    names = ("mask24", "pack24 with mask", "transposable_mask24", "saved_backward")
     status, result, _, _ = bench("producers", *(word for name in names for word in ("--producer", name)))
     assert status == 0
     check_file(result, "producers")
@@ -132,6 +132,7 @@ def test_producers_that_are_named(bench):
         ("pack24 with mask", -2): 4 * size + size + 2 * size + size // 8,
         ("pack24 with mask", "both"): 4 * size + size + 2 * (2 * size + size // 8),
         ("transposable_mask24", None): 5 * size,
+        ("saved_backward", -2): 4 * size + 3 * (2 * size + size // 8) + 2 * size,
     }
 
 
