@@ -13,22 +13,16 @@ namespace s24 {
 namespace cuda {
 namespace {
 
-// What a byte of metadata says of a thread's eight features, from TwoPlaces: selectors of what is kept of the first and the last
-// four, and of them in their pairs.
-struct alignas(16) Places {
-  uint32_t put[2], take;
-};
-
 // A thread's eight features of the four tokens of a group, packed along features.
 struct PackedRows {
   Vector<uint32_t, 2> pairs[4];
-  __device__ __forceinline__ void unpack(const Places (&places)[4], FourRows& rows) const {
+  __device__ __forceinline__ void unpack(const Places (&places)[4][2], FourRows& rows) const {
     S24_UNROLL
     for (int j = 0; j < 4; ++j) {
       S24_UNROLL
       for (int i = 0; i < 2; ++i) {
-        rows[j].at[2 * i] = select_bytes(pairs[j].at[i], 0, places[j].put[i]);
-        rows[j].at[2 * i + 1] = select_bytes(pairs[j].at[i], 0, places[j].put[i] >> 16);
+        rows[j].at[2 * i] = select_bytes(pairs[j].at[i], 0, places[j][i].put);
+        rows[j].at[2 * i + 1] = select_bytes(pairs[j].at[i], 0, places[j][i].put >> 16);
       }
     }
   }
@@ -71,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, 2) saved_backward(const __grid_const
   static_assert(kTileRows == S::kInner, "a block writes the metadata of its rows");
   __shared__ S tiles[2][2];  // of Y2 and dY1; in turn, so that one barrier is enough
   __shared__ int32_t ranks[S::kInner];
-  __shared__ Places places_of[256];
+  __shared__ Places places_of[16];  // of a nibble; each bank of memory holds one word of them
   const unsigned vector = threadIdx.x % kTileVectors, group = threadIdx.x / kTileVectors;
   const unsigned features = unsigned(a.features), tokens = unsigned(a.tokens);
   const unsigned inner0 = blockIdx.x * S::kInner, i0 = inner0 + vector * S::kLanes;
@@ -86,10 +80,7 @@ __global__ void __launch_bounds__(kThreads, 2) saved_backward(const __grid_const
   const unsigned end = min(n + rounds, tokens / (4 * kTileGroups));
   SavedInput next;
   if (inside) next.read(a, first_at(n), step);
-  static_assert(kThreads == 256, "a thread makes the places of one byte");
-  const TwoPlaces of_byte = TwoPlaces::of(threadIdx.x);
-  places_of[threadIdx.x].take = of_byte.take();
-  of_byte.put(places_of[threadIdx.x].put);
+  if (threadIdx.x < 16) places_of[threadIdx.x] = Places::of(threadIdx.x);
   if (threadIdx.x < S::kInner) {
     const int32_t rank = threadIdx.x < rows ? a.ranks[inner0 + threadIdx.x] : -1;
     ranks[threadIdx.x] = rank < a.dense_rows ? rank : -1;
@@ -107,9 +98,12 @@ __global__ void __launch_bounds__(kThreads, 2) saved_backward(const __grid_const
     constexpr uint32_t kPadding = Order::kPaddingNibble * 0x01010101u;
     uint32_t made[2][2] = {{kPadding, kPadding}, {kPadding, kPadding}};
     if (inside) {
-      Places places[4];
+      Places places[4][2];
       S24_UNROLL
-      for (int j = 0; j < 4; ++j) places[j] = places_of[in.nibbles[j]];
+      for (int j = 0; j < 4; ++j) {
+        S24_UNROLL
+        for (int i = 0; i < 2; ++i) places[j][i] = places_of[in.nibbles[j] >> (4 * i) & 15];
+      }
       const unsigned first = 4 * (n * kTileGroups + group);
       const auto keep_dense = [&](const FourRows& of, const AlongTokens& to) {
         store_dense<T>(of, dense, ranks + vector * S::kLanes, static_cast<uint16_t*>(to.dense) + first, tokens);
@@ -123,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 2) saved_backward(const __grid_const
       for (int j = 0; j < 4; ++j) {
         S24_UNROLL
         for (int i = 0; i < 2; ++i) {
-          const uint32_t given = select_bytes(in.dy2[j].at[2 * i], in.dy2[j].at[2 * i + 1], places[j].take >> (16 * i));
+          const uint32_t given = select_bytes(in.dy2[j].at[2 * i], in.dy2[j].at[2 * i + 1], places[j][i].take);
           dy1.pairs[j].at[i] = sloped_pair<T, slope>(in.y2.pairs[j].at[i], given);
         }
         static_cast<Vector<uint32_t, 2>*>(a.dy1)[at + step * j] = dy1.pairs[j];

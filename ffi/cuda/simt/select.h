@@ -204,21 +204,14 @@ S24_HD TwoPacked two_largest_of_both(const uint32_t x[4]) {
   return {{select_bytes(first, second, 0x5410u), select_bytes(first, second, 0x7632u)}, nibbles, max_halves(high01, high23)};
 }
 
-// What two nibbles in a byte say, for one after the other in the halves of a word.
-struct TwoPlaces {
-  uint32_t digits;  // the four places
-  static S24_HD TwoPlaces of(uint32_t byte) {
-    const uint32_t halves = (byte | byte << 4) & 0x0f0fu;
-    return {(halves | halves << 2) & 0x3333u};
-  }
-  // Selectors of what is kept of the elements.
-  S24_HD uint32_t take() const { return select_bytes(0x76543210u, 0, digits); }
-  // Selectors of the elements in a pair: bytes 1 and 0 or 3 and 2 where one is kept, those of zero elsewhere.
-  S24_HD void put(uint32_t selectors[2]) const {
-    const uint32_t bits = select_bytes(0x18100800u, 0, digits);
-    S24_UNROLL
-    for (int i = 0; i < 2; ++i)
-      selectors[i] = 0x44444444u - shift_left(0x44u - 0x10u, bits >> (16 * i)) - shift_left(0x44u - 0x32u, bits >> (16 * i + 8));
+// What a nibble of metadata says of four elements in two words.
+struct alignas(8) Places {
+  uint32_t take;  // selectors of the two that are kept
+  uint32_t put;   // of the four in the pair that is kept, a half for each word: bytes 1 and 0, 3 and 2, or those of zero
+  static S24_HD Places of(uint32_t nibble) {
+    const uint32_t first = nibble & 3, second = nibble >> 2;
+    return {(0x10u + 0x22u * first) | (0x10u + 0x22u * second) << 8,
+            0x44444444u - ((0x44u - 0x10u) << (8 * first)) - ((0x44u - 0x32u) << (8 * second))};
   }
 };
 
