@@ -71,6 +71,12 @@ struct Input {
 template <PackOp op, bool kRowsToo>
 constexpr int kBlocks = kDraws<op> > 0 || op == PackOp::kMasked || op == PackOp::kSoft || kRowsToo ? 3 : 4;
 
+// How many tiles a block takes, and how many strips blocks share. What is bound by memory is slower with more tiles.
+template <PackOp op>
+constexpr int kRounds = kLargest<op> ? 2 : 4;
+template <PackOp op, bool kRowsToo>
+constexpr unsigned kAcross = kLargest<op> && !kRowsToo ? 4 : 0;
+
 // A block takes up to `rounds` tiles along the group axis and reads the next one before it packs one.
 template <PackOp op, class T, bool kRowsToo>
 __global__ void __launch_bounds__(kThreads, kBlocks<op, kRowsToo>)
@@ -82,7 +88,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<op, kRowsToo>)
   __shared__ S tiles[2];  // in turn, so that one barrier is enough
   const unsigned vector = threadIdx.x % kTileVectors, group = threadIdx.x / kTileVectors;
   const unsigned inner = unsigned(g.inner), len = unsigned(g.len), outer = blockIdx.z;
-  const unsigned inner0 = blockIdx.x * S::kInner, i0 = inner0 + vector * kLanes;
+  const PlaceInGrid place = place_in_grid<kAcross<op, kRowsToo>>();
+  const unsigned inner0 = place.strip * S::kInner, i0 = inner0 + vector * kLanes;
   const unsigned packed0 = outer * inner + inner0, rows = min(unsigned(S::kInner), inner - inner0);  // of the packed form
   const bool inside = i0 < inner;
   const Key key = read_key<kDraws<op>>(draws);
@@ -92,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<op, kRowsToo>)
     const unsigned q = tile * kTileGroups + group;
     return uint64_t(outer * len + (strided ? q : 4 * q)) * inner + i0;
   };
-  unsigned n = blockIdx.y * rounds;
+  unsigned n = place.tiles * rounds;
   const unsigned end = min(n + rounds, len / (4 * kTileGroups));
   Input<op, Bits> next;
   if (op != PackOp::kUnpack && inside) next.read(dense, mask, first_at(n), step);
@@ -166,7 +173,7 @@ cudaError_t launch(const PackArgs& a, const RowsToo<typename T::Bits>& rows_too,
   using Bits = typename T::Bits;
   const Groups& g = a.groups;
   const int64_t tiles = g.len / (4 * kTileGroups), columns = ceil_div(g.inner, int64_t(Tile<Bits>::kInner));
-  const int rounds = rounds_for(tiles * columns * g.outer, 4);
+  const int rounds = rounds_for(tiles * columns * g.outer, kRounds<op>);
   const dim3 grid(unsigned(columns), blocks_for(tiles, rounds), unsigned(g.outer));
   return start(pack_columns<op, T, kRowsToo>, grid, kThreads, 0, stream, static_cast<Bits*>(a.dense), a.mask, a.scale,
                static_cast<Bits*>(a.values), a.metadata, g, a.strided, unsigned(rounds), a.draws, rows_too);

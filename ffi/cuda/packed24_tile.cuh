@@ -11,6 +11,24 @@ constexpr int kTileGroups = 32;   // along the group axis: 128 rows
 constexpr int kTileVectors = 8;   // of 16 bytes along inner: whole lines of 128 bytes
 static_assert(kTileGroups * kTileVectors == kThreads, "a thread takes one group of one vector");
 
+// What a block takes of a grid with a strip of columns for each x, and tiles of it along the group axis for each y.
+struct PlaceInGrid {
+  unsigned strip, tiles;
+};
+
+// With kAcross > 0 blocks that run at the same time share so many strips. They read pieces of rows, but write packed rows from
+// end to end, of which blocks side by side would write 128 bytes here and there, for which memory takes longer.
+template <unsigned kAcross>
+__device__ __forceinline__ PlaceInGrid place_in_grid() {
+  if constexpr (kAcross == 0) {
+    return {blockIdx.x, blockIdx.y};
+  } else {
+    const unsigned block = blockIdx.y * gridDim.x + blockIdx.x, first = block / (kAcross * gridDim.y) * kAcross;
+    const unsigned across = min(kAcross, gridDim.x - first), rest = block - first * gridDim.y;
+    return {first + rest % across, rest / across};
+  }
+}
+
 // A thread's 16 bytes of the four rows of its groups, as words, which is what registers hold.
 using FourRows = Vector<uint32_t, 4>[4];
 

@@ -122,7 +122,7 @@ struct Fiber {
   bool started = false, done = false;
 };
 
-inline dim3 thread, block;
+inline dim3 thread, block, grid;
 inline int first;  // of this block, among the threads of its cluster
 inline jmp_buf scheduler;
 inline std::vector<Fiber> fibers;  // of the largest cluster so far
@@ -281,6 +281,7 @@ inline std::vector<unsigned char> dynamic;
 
 #define threadIdx emulated::thread
 #define blockIdx emulated::block
+#define gridDim emulated::grid
 
 inline void __syncthreads() {
   emulated::in_block(nullptr, [](void**) {});

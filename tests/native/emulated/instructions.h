@@ -34,6 +34,7 @@ template <class F>
 cudaError_t run_grid(const char* types, dim3 grid, int blocks, int threads, size_t shared, F body) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535) return cudaErrorInvalidConfiguration;
   emulated::launched.insert(types);
+  gridDim = grid;
   block_bytes = (shared + 1023) / 1024 * 1024;
   emulated::dynamic.assign(size_t(blocks) * block_bytes + 1024, 0xcd);  // what nobody wrote is not zero
   for (unsigned z = 0; z < grid.z; ++z)
