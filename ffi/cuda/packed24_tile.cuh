@@ -199,7 +199,9 @@ struct Tile {
   template <class F>
   static __device__ __forceinline__ void for_pieces(unsigned len, unsigned rows, F work) {
     constexpr unsigned kRows = kThreads / kChunks;  // that are written at a time
-    const unsigned row = threadIdx.x / kChunks, first = threadIdx.x % kChunks * kPairs;
+    unsigned thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // what follows is computed for each tile: held over the loop, it would be spilled
+    const unsigned row = thread / kChunks, first = thread % kChunks * kPairs;
     const uint64_t at = uint64_t(len / 4) * row + first;
     S24_UNROLL
     for (unsigned i = 0; i < kInner; i += kRows)
