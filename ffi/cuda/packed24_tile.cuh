@@ -16,8 +16,8 @@ struct PlaceInGrid {
   unsigned strip, tiles;
 };
 
-// With kAcross > 0 blocks that run at the same time share so many strips. They read pieces of rows, but write packed rows from
-// end to end, of which blocks side by side would write 128 bytes here and there, for which memory takes longer.
+// kAcross: how many strips the blocks take that run at the same time. They write long runs of few packed rows. With 0 they are
+// numbered as they are launched and write 128 bytes of many packed rows each, for which memory takes longer.
 template <unsigned kAcross>
 __device__ __forceinline__ PlaceInGrid place_in_grid() {
   if constexpr (kAcross == 0) {
@@ -200,7 +200,7 @@ struct Tile {
   static __device__ __forceinline__ void for_pieces(unsigned len, unsigned rows, F work) {
     constexpr unsigned kRows = kThreads / kChunks;  // that are written at a time
     unsigned thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));  // what follows is computed for each tile: held over the loop, it would be spilled
+    asm volatile("" : "+r"(thread));  // what follows is computed again: held over a loop over tiles, it is spilled
     const unsigned row = thread / kChunks, first = thread % kChunks * kPairs;
     const uint64_t at = uint64_t(len / 4) * row + first;
     S24_UNROLL

@@ -6,6 +6,7 @@
 // the dense rows, cuts along tokens, and transposes through shared memory.
 // Constraints: 16-bit floats, tokens a multiple of kSavedTokens, features of 8, fewer elements than kSavedLimit. Nothing dense of
 // this size is read or written but dY2.
+#include <algorithm>
 #include "metadata_order.cuh"
 #include "packed24_tile.cuh"
 
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, 2) saved_backward(const __grid_const
 template <class Order, class T>
 cudaError_t launch(const SavedArgs& a, cudaStream_t stream) {
   const int64_t tiles = a.tokens / (4 * kTileGroups), columns = ceil_div(a.features, Order::kRows) * (Order::kRows / kTileRows);
-  const int rounds = rounds_for(tiles * columns, 2);
+  const int rounds = int(std::max<int64_t>(rounds_for(tiles * columns, 2), ceil_div(tiles, kMostTiles)));
   const dim3 grid(unsigned(columns), blocks_for(tiles, rounds));
   const auto relu = saved_backward<Order, T, Slope::kRelu>, squared = saved_backward<Order, T, Slope::kSquaredRelu>;
   const auto kernel = a.slope == Slope::kRelu ? relu : squared;

@@ -105,7 +105,8 @@ int main() {
   top_features_case("17 of 1100 too large", 1100, 17, 30, true);
   top_features_case("900 of 1100 of 31 bits or negative", 1100, 900, 31, true);
 
-  // So many tokens that blocks repeat their work, and the last one ends early.
+  // So many tokens that blocks repeat their work, and the last one ends early; more strips of features than blocks share at a
+  // time, and fewer at the end.
   saved_case<BF16, Slope::kSquaredRelu>("bfloat16 1152x392 strided", Dtype::kBF16, 1152, 392, true);
   saved_case<BF16, Slope::kRelu>("bfloat16 128x64 consecutive", Dtype::kBF16, 128, 64, false);
   saved_case<F16, Slope::kSquaredRelu>("float16 256x72 consecutive", Dtype::kF16, 256, 72, false);

@@ -411,7 +411,7 @@ IDENTICAL = [
             f"{name} of numbers",
             call,
             (),
-            ((256, 192), (2, 128, 72)),
+            ((256, 192), (2, 128, 72), (2, 384, 264)),  # five strips: four go together
             HALVES,
             lambda shape, dtype: (without_nan(shape, dtype, 1),),
         )
