@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<op, kRowsToo>)
   __shared__ S tiles[2];  // in turn, so that one barrier is enough
   const unsigned vector = threadIdx.x % kTileVectors, group = threadIdx.x / kTileVectors;
   const unsigned inner = unsigned(g.inner), len = unsigned(g.len), outer = blockIdx.z;
-  const PlaceInGrid place = place_in_grid<kAcross<op, kRowsToo>>();
-  const unsigned inner0 = place.strip * S::kInner, i0 = inner0 + vector * kLanes;
+  const PlaceInGrid here = place_in_grid<kAcross<op, kRowsToo>>();
+  const unsigned inner0 = here.strip * S::kInner, i0 = inner0 + vector * kLanes;
   const unsigned packed0 = outer * inner + inner0, rows = min(unsigned(S::kInner), inner - inner0);  // of the packed form
   const bool inside = i0 < inner;
   const Key key = read_key<kDraws<op>>(draws);
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<op, kRowsToo>)
     const unsigned q = tile * kTileGroups + group;
     return uint64_t(outer * len + (strided ? q : 4 * q)) * inner + i0;
   };
-  unsigned n = place.tiles * rounds;
+  unsigned n = here.tiles * rounds;
   const unsigned end = min(n + rounds, len / (4 * kTileGroups));
   Input<op, Bits> next;
   if (op != PackOp::kUnpack && inside) next.read(dense, mask, first_at(n), step);

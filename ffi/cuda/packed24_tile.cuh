@@ -17,7 +17,8 @@ struct PlaceInGrid {
 };
 
 // kAcross: how many strips the blocks take that run at the same time. They write long runs of few packed rows. With 0 they are
-// numbered as they are launched and write 128 bytes of many packed rows each, for which memory takes longer.
+// numbered as they are launched and write 128 bytes of many packed rows each, for which memory takes longer. Times are in
+// experiments/benchmarks/results/probe/nvidia-h200_activation24_2026-11-28.md.
 template <unsigned kAcross>
 __device__ __forceinline__ PlaceInGrid place_in_grid() {
   if constexpr (kAcross == 0) {

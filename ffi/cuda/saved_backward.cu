@@ -59,6 +59,10 @@ __device__ __forceinline__ void store_dense(const FourRows& rows, uint32_t dense
   }
 }
 
+// Strips that blocks share, and tiles that a block takes: what was fastest on an H200.
+constexpr unsigned kAcross = 4;
+constexpr int kRounds = 2;
+
 // A block takes up to `rounds` tiles along tokens and reads the next one before it packs one.
 template <class Order, class T, Slope slope>
 __global__ void __launch_bounds__(kThreads, 2) saved_backward(const __grid_constant__ SavedArgs a, unsigned rounds) {
@@ -69,8 +73,8 @@ __global__ void __launch_bounds__(kThreads, 2) saved_backward(const __grid_const
   __shared__ Places places_of[16];  // of a nibble; each bank of memory holds one word of them
   const unsigned vector = threadIdx.x % kTileVectors, group = threadIdx.x / kTileVectors;
   const unsigned features = unsigned(a.features), tokens = unsigned(a.tokens);
-  const PlaceInGrid place = place_in_grid<4>();
-  const unsigned inner0 = place.strip * S::kInner, i0 = inner0 + vector * S::kLanes;
+  const PlaceInGrid here = place_in_grid<kAcross>();
+  const unsigned inner0 = here.strip * S::kInner, i0 = inner0 + vector * S::kLanes;
   const unsigned rows = inner0 < features ? min(unsigned(S::kInner), features - inner0) : 0;  // of the packed form
   const bool inside = i0 < features;
   const uint32_t step = (a.strided ? tokens / 4 : 1) * (features / 8);  // from one token of a group to the next, in eights
@@ -78,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, 2) saved_backward(const __grid_const
     const unsigned q = tile * kTileGroups + group;
     return (a.strided ? q : 4 * q) * (features / 8) + i0 / 8;
   };
-  unsigned n = place.tiles * rounds;
+  unsigned n = here.tiles * rounds;
   const unsigned end = min(n + rounds, tokens / (4 * kTileGroups));
   SavedInput next;
   if (inside) next.read(a, first_at(n), step);
@@ -163,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, 2) saved_backward(const __grid_const
 template <class Order, class T>
 cudaError_t launch(const SavedArgs& a, cudaStream_t stream) {
   const int64_t tiles = a.tokens / (4 * kTileGroups), columns = ceil_div(a.features, Order::kRows) * (Order::kRows / kTileRows);
-  const int rounds = int(std::max<int64_t>(rounds_for(tiles * columns, 2), ceil_div(tiles, kMostTiles)));
+  const int rounds = int(std::max<int64_t>(rounds_for(tiles * columns, kRounds), ceil_div(tiles, kMostTiles)));
   const dim3 grid(unsigned(columns), blocks_for(tiles, rounds));
   const auto relu = saved_backward<Order, T, Slope::kRelu>, squared = saved_backward<Order, T, Slope::kSquaredRelu>;
   const auto kernel = a.slope == Slope::kRelu ? relu : squared;

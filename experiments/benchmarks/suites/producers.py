@@ -35,7 +35,8 @@ followed by `mvue_pack24`; the gated values may differ from float32's by their r
 mvue_pack24*, where there is one pass for it, makes dY1 of dY2 and of what squared ReLU saves, and packs its
 MVUE along tokens; there jnp is XLA's fusion of dY1, followed by `mvue_pack24`. *saved_backward* makes dY1 of
 dY2 and of the packed Y2 that a sparse squared ReLU saves, and packs both along tokens in strided groups: it
-reads Ns, Ns/2 and N/8 and writes 3Ns/2 and N/4; no feature stays dense. *torch* rows are
+reads Ns, Ns/2 and N/8 and writes 3Ns/2 and N/4; no feature stays dense. It also fills f ranks, whose bytes do
+not count. *torch* rows are
 what PyTorch has on a GPU: packing a matrix that is pruned already, and the pruning along both axes that
 its 2:4 training packs twice, by fixed sorting and not by the best mask; they must hold what they pack."""
 KEY = np.array([2404, 1847], np.uint32)

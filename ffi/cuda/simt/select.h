@@ -204,7 +204,7 @@ S24_HD TwoPacked two_largest_of_both(const uint32_t x[4]) {
   return {{select_bytes(first, second, 0x5410u), select_bytes(first, second, 0x7632u)}, nibbles, max_halves(high01, high23)};
 }
 
-// What a nibble of metadata says of four elements in two words. Its places differ, or what follows is some pair of bytes.
+// What a nibble of metadata says of four elements in two words. If its two places are the same, the selectors name any bytes.
 struct alignas(8) Places {
   uint32_t take;  // selectors of the two that are kept
   uint32_t put;   // of the four in the pair that is kept, a half for each word: bytes 1 and 0, 3 and 2, or those of zero
