@@ -81,17 +81,20 @@ struct SlopeArgs {
 };
 constexpr int64_t kMostTiles = 65535;
 
-// out (cols, rows) = max(D P^T, 0)^2 in bfloat16, of P (rows, depth) that is compressed for cuSPARSELt, with metadata behind it, and
-// D (cols, depth). None of the sizes is zero.
-struct MatmulSquaredReluArgs {
-  const void *compressed, *dense;
+// A product and an elementwise operation on it, in bfloat16: out (cols, rows) of D P^T, of P (rows, depth) that is compressed for
+// cuSPARSELt, with metadata behind it, and D (cols, depth). Squares are max(D P^T, 0)^2; slopes take what an activation saved,
+// (cols, rows), and D P^T for dY2, see core/slope.h. None of the sizes is zero.
+enum class Pointwise : int32_t { kSquaredRelu, kSlopeOfRelu, kSlopeOfSquaredRelu };
+struct MatmulPointwiseArgs {
+  Pointwise op;
+  const void *compressed, *dense, *saved;  // saved: null for squares
   void* out;
   int64_t rows, depth, cols;
 };
-constexpr int64_t kMatmulSquaredReluRows = 64, kMatmulSquaredReluDepth = 128;  // of which rows and depth are multiples
-constexpr int64_t kMatmulSquaredReluMost = 1 << 30;                           // of each size
+constexpr int64_t kMatmulPointwiseRows = 64, kMatmulPointwiseDepth = 128;  // of which rows and depth are multiples
+constexpr int64_t kMatmulPointwiseMost = 1 << 30;                         // of each size
 // Whether this device has the kernel.
-bool has_matmul_squared_relu();
+bool has_matmul_pointwise();
 
 // What the kernel of SampledArgs takes: 16-bit floats, sizes of which these are divisors, and so many elements of b.
 constexpr int64_t kSampledV = 64, kSampledDepth = 64, kSampledGroups = 32, kSampledMost = (int64_t(1) << 32) - 1;

@@ -109,13 +109,15 @@ def _ffn_bwd(execution, residuals, dy3_Td):
             y1_Tf = input_of(saved, execution.activation) if y2_given else saved
             y2_Tf, activation_vjp = jax.vjp(ACTIVATIONS[execution.activation], y1_Tf)
             arrays["y2"] = saved if y2_given else y2_Tf
-            dy2_Tf = product(execution, "B1", arrays, state, key, decisions["B1"])
-            if fusions.SLOPE_MVUE.matches(execution, saved, decisions["B4"]):
+            done = fusions.operands_of(execution, "B1", arrays, state, key, decisions["B1"])
+            if fusions.SLOPED.matches(execution, arrays["dy3"], saved, decisions["B1"]):
+                arrays["dy1"] = fusions.SLOPED.run(execution, done, saved)
+            elif fusions.SLOPE_MVUE.matches(execution, saved, decisions["B4"]):
                 arrays["dy1"], operands["B4"] = fusions.SLOPE_MVUE.run(
-                    decisions["B4"], execution, saved, dy2_Tf, arrays["x"], key
+                    decisions["B4"], execution, saved, execution.multiply("B1", done), arrays["x"], key
                 )
             else:
-                (arrays["dy1"],) = activation_vjp(dy2_Tf)
+                (arrays["dy1"],) = activation_vjp(execution.multiply("B1", done))
         if features is None and fusions.SHARED_FEATURES.matches(execution):
             features = fusions.SHARED_FEATURES.run(execution, arrays["y2"], counts_f)
 

@@ -14,6 +14,7 @@ its place, and has measurements of its own: `measure/`, `explain` and the benchm
     COUNTS           F2: the pass that packs Y2 counts the non-zeros by which dense features are chosen
     SHARED_FEATURES  B2, B4: one choice of the features that stay dense serves both
     SAMPLED_B1       B1 is computed only at the entries of a saved V:N:M Y2
+    SLOPED           B1: its product is multiplied by the slope, and gives dY1 in place of dY2
     SAVED_24         one pass over dY2 makes dY1 on the support of a saved 2:4 Y2, and operands of B2 and B4
     SLOPE_MVUE       one pass over dY2 makes dY1 and packs its estimate for B4
     SAVED_VNM        B2, B4: saved V:N:M activations are packed again along tokens from their packed form, and
@@ -39,7 +40,12 @@ from jax_sparse24.engine.sparsifiers import MVUE, Blocks, DenseValues, Masked, T
 from jax_sparse24.ops import gated
 from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.matmul import gather, with_values
-from jax_sparse24.ops.matmul_squared_relu import MATMUL_SQUARED_RELU, matmul_squared_relu
+from jax_sparse24.ops.matmul_pointwise import (
+    MATMUL_SLOPE,
+    MATMUL_SQUARED_RELU,
+    matmul_slope,
+    matmul_squared_relu,
+)
 from jax_sparse24.ops.order import regroup
 from jax_sparse24.ops.packed24 import Packed24, both_ways_faster
 from jax_sparse24.ops.packed_vnm import PackedVNM, repack_vnm
@@ -256,12 +262,9 @@ class Squared:
         f: of Y1 (T, f).
         decision: for F1.
         bias: of Y1, or None."""
-        row, forms = execution.plan.row("F1"), {None: "compressed", "ffi": "packed"}
-        if execution.activation != "squared_relu" or bias is not None or execution.summed("F1"):
+        if execution.activation != "squared_relu" or bias is not None or ACTIVATED.matches(execution):
             return False
-        if not (row and row.operand == "w1" and _only_cut(row)) or ACTIVATED.matches(execution):
-            return False
-        if row.by.pattern != "2:4" or decision.form != forms.get(execution.implementation):
+        if not _multiplies_24(execution, "F1", "w1", decision):
             return False
         (_, d), dtype = x_Td.shape, x_Td.dtype
         w = Packed24(*Packed24.types(jax.ShapeDtypeStruct((d, f), dtype), -2), -2)
@@ -271,6 +274,37 @@ class Squared:
         """Y2 (T, f). operands: of F1."""
         options = {"decision": operands.decision, "implementation": execution.implementation}
         return matmul_squared_relu(operands.left, operands.right, **options)
+
+
+class Sloped:
+    """A kernel gives dY1 in place of B1, in blocks that save the whole of Y2.
+
+    The pass is taken where our kernels are asked for, or in place of cuSPARSELt's product where it was
+    measured to be faster than that and the pass after it."""
+
+    def matches(
+        self, execution: Execution, dy3_Td: jax.Array, saved_Tf: jax.Array, decision: Decision | None
+    ) -> bool:
+        """Whether B1 multiplies by a packed W2, in whole tiles of a kernel of this machine, and the slope
+        follows from what was saved.
+
+        saved_Tf: Y2 or Y1, whichever the forward pass has saved.
+        decision: for B1."""
+        if execution.activation not in SLOPES or execution.plan.save_packed or ACTIVATED.matches(execution):
+            return False
+        if not _multiplies_24(execution, "B1", "w2", decision):
+            return False
+        (_, d), (_, f), dtype = dy3_Td.shape, saved_Tf.shape, dy3_Td.dtype
+        w = Packed24(*Packed24.types(jax.ShapeDtypeStruct((f, d), dtype), -1), -1)
+        return MATMUL_SLOPE.in_one_pass(dy3_Td, w, saved_Tf, **self._options(execution), decision=decision)
+
+    def run(self, execution: Execution, operands: Operands, saved_Tf: jax.Array) -> jax.Array:
+        """dY1 (T, f). operands: of B1. saved_Tf: as in `matches`."""
+        options = self._options(execution) | {"decision": operands.decision}
+        return matmul_slope(operands.left, operands.right, saved_Tf, **options)
+
+    def _options(self, execution: Execution):
+        return {"activation": execution.activation, "implementation": execution.implementation}
 
 
 class Activated:
@@ -633,6 +667,16 @@ def _only_cut(row: Row) -> bool:
     return row.other is None and not row.eight_bits
 
 
+def _multiplies_24(execution: Execution, name: str, weight: str, decision: Decision | None) -> bool:
+    """Whether a product multiplies by a 2:4 weight as our kernels do, or as those by cuSPARSELt that a table
+    chose, and is no sum over a mesh."""
+    row, forms = execution.plan.row(name), {None: "compressed", "ffi": "packed"}
+    if not (row and row.operand == weight and _only_cut(row)) or execution.summed(name):
+        return False
+    packed = not row.by.multiplied and row.by.pattern == "2:4"
+    return packed and decision.form == forms.get(execution.implementation)
+
+
 def _estimates(row: Row | None, operand: str) -> bool:
     """Whether a row does nothing but to make this operand its MVUE, of groups of neighbours."""
     estimated = row is not None and isinstance(row.by, MVUE) and row.operand == operand and _only_cut(row)
@@ -686,6 +730,7 @@ EIGHT_BITS = EightBits()
 BOTH_WAYS = BothWays()
 UNPACKED = Unpacked()
 SQUARED = Squared()
+SLOPED = Sloped()
 ACTIVATED = Activated()
 COUNTS = Counts()
 SHARED_FEATURES = SharedFeatures()

@@ -10,7 +10,7 @@ from jax_sparse24 import patterns
 from jax_sparse24.dispatch.decision import Decision, Form
 from jax_sparse24.engine.pieces import Axes
 from jax_sparse24.ops.compressed24 import Compressed24
-from jax_sparse24.ops.matmul_squared_relu import squared_relu
+from jax_sparse24.ops.matmul_pointwise import squared_relu
 from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.packed_vnm import PackedVNM
 from jax_sparse24.ops.reference.gated import GATES

@@ -132,7 +132,7 @@ def on_h200(monkeypatch):
     monkeypatch.setattr(execution, "decide", decide)
     monkeypatch.setattr(operation, "platform", lambda: "cuda")
     monkeypatch.setattr(hardware, "capability", lambda: "9.0")
-    monkeypatch.setattr(hardware, "faster", lambda name, *_: name == "matmul_squared_relu")
+    monkeypatch.setattr(hardware, "faster", lambda name, *_: name.startswith("matmul_s"))
     return decided
 
 
@@ -140,11 +140,12 @@ def on_h200(monkeypatch):
 def test_one_pass_multiplies_and_squares(method, sparse, on_h200, monkeypatch):
     """In place of the library's F1 and of the activation; each product is decided once. Named, the library
     multiplies, and a bias needs Y1."""
-    width, f1 = 128, "s24_matmul_squared_relu"
+    width, f1, b1 = 128, "s24_matmul_squared_relu", "s24_matmul_slope"
     squared = calls(method, None, width)
     ((operands, out),) = [(operands, out) for target, operands, out in squared if target == f1]
     assert (operands, out) == (f"{matrix(F, width)}, tensor<{T}x{width}xbf16>", f"tensor<{T}x{F}xbf16>")
     assert len(on_h200) == 6
+    assert (b1 in {t for t, *_ in squared}) == (method == FST())
 
     def said(width=width, implementation=None):
         block = decided_block(method, (T, width, F), "bfloat16", implementation)
@@ -153,12 +154,33 @@ def test_one_pass_multiplies_and_squares(method, sparse, on_h200, monkeypatch):
     assert said() and not said(width // 2) and not said(implementation="cusparselt")
     named = calls(method, width=width)
     library = [[t for t, *_ in found].count("s24_cusparselt_matmul") for found in (squared, named)]
-    assert library == [sparse - 1, sparse]
-    assert f1 not in {t for t, *_ in named}
+    assert library == [sparse - (2 if method == FST() else 1), sparse]
+    assert not {f1, b1} & {t for t, *_ in named}
     assert f1 not in {t for t, *_ in calls(method, None, width, bias=True)}
     assert f1 not in {t for t, *_ in calls(method, None, width // 2)}, "no whole tiles"
     monkeypatch.setattr(hardware, "faster", lambda *_: False)
     assert f1 not in {t for t, *_ in calls(method, None, width)}
+
+
+def test_one_pass_multiplies_by_the_slope(on_h200):
+    """In place of the library's B1 and of the pass that makes dY1, of which the estimate is made then. Named,
+    the library multiplies; with a bias, too, Y2 gives the slope."""
+    method, width, b1 = FST(), 128, "s24_matmul_slope"
+    dense = f"tensor<{T}x{F}xbf16>"
+    for bias in (False, True):
+        found = calls(method, None, width, bias=bias)
+        ((operands, out),) = [(operands, out) for target, operands, out in found if target == b1]
+        assert (operands, out) == (f"{matrix(F, width)}, tensor<{T}x{width}xbf16>, {dense}", dense)
+        estimates = [operands for target, operands, _ in found if target == "s24_mvue_pack"]
+        assert f"tensor<2xui32>, {dense}" in estimates
+        assert "s24_slope_mvue" not in {t for t, *_ in found}
+
+    def said(width=width, implementation=None):
+        block = decided_block(method, (T, width, F), "bfloat16", implementation)
+        return "B1 and the slope" in block.shared_kernels()
+
+    assert said() and not said(width // 2) and not said(implementation="cusparselt")
+    assert b1 not in {t for t, *_ in calls(method, None, width // 2)}, "no whole tiles"
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,71 @@ def test_blocks_that_keep_y1_ask_for_no_pass_to_y2(monkeypatch):
         assert bool(asked) == asks
 
 
+SLOPED_BY = {name: METHODS[name] for name in ("FST exact", "FST None")} | {"SLoPe": s24.methods.SLoPe()}
+
+
+@pytest.mark.parametrize("activation", ["squared_relu", "relu"])
+@pytest.mark.parametrize("name", SLOPED_BY)
+def test_one_pass_gives_the_bits_of_b1_and_then_the_slope(name, activation, monkeypatch):
+    """Gradients, also recomputed and mapped, with a bias, whose gradient is a sum of dY1."""
+    method, runs = SLOPED_BY[name], []
+    x, w1, w2, dy3, b1 = oracle.matrices(1, "bfloat16", (T, d), (d, f), (f, out), (T, out), (f,))
+    state, one_pass = states(method, w1, w2), fusions.Sloped.run
+
+    def block(x, w1, w2, b1):
+        options = {"b1": b1, "activation": activation, "implementation": "ffi"}
+        return s24.sparse_ffn(x, w1, w2, method, state, KEY, **options)
+
+    def found():
+        jax.clear_caches()  # what was traced before asks nothing again
+        many = lambda *a: jax.vmap(jax.vjp(block, *a)[1])(jnp.stack([dy3, -dy3]))  # noqa: E731
+        again = lambda *a: jax.vjp(jax.checkpoint(block), *a)[1](dy3)  # noqa: E731
+        return [jax.jit(run)(x, w1, w2, b1) for run in (many, again)]
+
+    want = found()
+    monkeypatch.setattr(fusions.Sloped, "matches", lambda *_: True)
+    monkeypatch.setattr(fusions.Sloped, "run", lambda *a: runs.append(a) or one_pass(*a))
+    got = found()
+    assert len(runs) >= 2
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_same_bits(a, b)
+
+
+def test_which_blocks_take_one_pass_for_b1(monkeypatch):
+    """Those that multiply by a packed W2 and save all of Y2, where one pass can make dY1."""
+    asked = []
+
+    def can(self, *operands, **options):
+        asked.append(
+            (self.name, *(x.shape for x in operands), options["activation"], options["implementation"])
+        )
+        return True
+
+    monkeypatch.setattr(operation.Operation, "in_one_pass", can)
+    dy3, saved = jnp.ones((T, out), jnp.bfloat16), jnp.ones((T, f), jnp.bfloat16)
+    packed = Decision("ffi", "asked for", "packed")
+    measured = Decision("cusparselt", "measured", "compressed")
+
+    def matches(method=METHODS["FST exact"], decision=packed, by="ffi", activation="squared_relu"):
+        plan = method if isinstance(method, Plan) else method.ffn_plan()
+        return fusions.SLOPED.matches(Execution("test", "ffn", plan, by, activation), dy3, saved, decision)
+
+    assert matches() and matches(decision=measured, by=None) and matches(activation="relu")
+    assert matches(s24.methods.SLoPe())
+    kinds = (("squared_relu", "ffi"), ("squared_relu", None), ("relu", "ffi"))
+    assert set(asked) == {("matmul_slope", (T, out), (f, out), (T, f), *kind) for kind in kinds}
+    monkeypatch.setattr(operation.Operation, "in_one_pass", None)  # nothing else comes so far
+    assert not matches(activation="gelu") and not matches(decision=Decision("dense", "slower"), by=None)
+    assert not matches(decision=dataclasses.replace(packed, runs="auto"), by=None)
+    assert not matches(decision=measured, by="cusparselt") and not matches(by="reference")
+    others = (s24.methods.Dense(), s24.methods.STE(), s24.methods.SSTE(), s24.methods.Activation24())
+    for method in (*others, s24.methods.Venom()):
+        assert not matches(method)
+    row = METHODS["FST exact"].ffn_plan().row("B1")
+    assert not matches(Plan.of(FFN, B1=dataclasses.replace(row, other=Top2())))
+    assert not matches(Plan.of(FFN, B1=row, F2=Row("y2", Top2())))
+
+
 def test_both_weight_gradients_are_unbiased():
     """Mean over keys within 6 standard errors of the noiseless gradients (a false alarm: 6e-7)."""
     draws = 4000

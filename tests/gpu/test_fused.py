@@ -1,9 +1,11 @@
-"""F1 and squared ReLU in one pass on Hopper: the bits of two passes, in any shape, however it is called."""
+"""F1 and squared ReLU, and B1 and the slope, in one pass on Hopper: the bits of two passes, in any shape,
+however it is called."""
 
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,14 @@ from jax_sparse24.engine import fusions
 from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.compressed24 import Compressed24
 from jax_sparse24.ops.matmul import contract
-from jax_sparse24.ops.matmul_squared_relu import MATMUL_SQUARED_RELU, matmul_squared_relu, squared_relu
+from jax_sparse24.ops.matmul_pointwise import (
+    MATMUL_SLOPE,
+    MATMUL_SQUARED_RELU,
+    matmul_slope,
+    matmul_squared_relu,
+    squared_relu,
+)
+from jax_sparse24.ops.reference.slope import activation_gradient
 from tests.gpu.test_runtime import assert_same_with_graphs
 from tests.ops import not_finite
 from tests.ops.data import assert_same_bits
@@ -49,15 +58,19 @@ def one(x, w):
     return matmul_squared_relu(x, w, implementation="ffi")
 
 
-@jax.jit
-def packed(w):
-    return compressed24.pack(w, -2)
+def sloped(dy3, w, y2, activation="squared_relu"):
+    return matmul_slope(dy3, w, y2, activation, implementation="ffi")
+
+
+@partial(jax.jit, static_argnames="axis")
+def packed(w, axis=-2):
+    return compressed24.pack(w, axis)
 
 
 def by_library(x, w):
     """cuSPARSELt's product, which wants tokens in eights."""
     whole = jnp.pad(x, ((0, -len(x) % 8), (0, 0)))
-    return contract(whole, w, -1, -2, decision=named("cusparselt"))[: len(x)]
+    return contract(whole, w, -1, w.axis, decision=named("cusparselt"))[: len(x)]
 
 
 @jax.jit
@@ -92,6 +105,53 @@ def test_bits_of_the_library_and_the_activation_after_it(shape, cusparselt):
     assert (a != b).mean() < 1e-2 and np.allclose(a, b, rtol=2.0**-6, atol=1e-6)
 
 
+@partial(jax.jit, static_argnames="activation")
+def separate_slope(dy3, w, y2, activation="squared_relu"):
+    """By the library, and XLA's pass, which the barrier keeps apart."""
+    return activation_gradient(y2, jax.lax.optimization_barrier(by_library(dy3, w)), activation)
+
+
+@pytest.mark.parametrize("activation", ["squared_relu", "relu"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bits_of_slopes(shape, activation, cusparselt):
+    """Of whole numbers, whose sums are exact, and of normal ones by the library's preferred algorithm."""
+    (T, d, f), rng = shape, np.random.default_rng(sum(shape))
+    y2 = squared_relu(jax.random.normal(jax.random.key(9), (T, f), jnp.bfloat16))
+    whole = [jnp.asarray(rng.integers(-4, 5, size), jnp.bfloat16) for size in ((T, d), (f, d))]
+    normal, turned = operands(shape, 3, scale=0.25)
+    for (dy3, w), exact in ((whole, True), ((normal, turned.T), cusparselt.version() == (0, 10, 0))):
+        form = packed(w, -1)
+        options = {"activation": activation, "decision": None, "implementation": "ffi"}
+        assert MATMUL_SLOPE.in_one_pass(dy3, form, y2, **options)
+        got = jax.jit(sloped, static_argnums=3)(dy3, form, y2, activation)
+        want = separate_slope(dy3, form, y2, activation)
+        if exact:
+            assert_same_bits(got, want)
+        else:
+            a, b = (np.asarray(y, np.float32) for y in (got, want))
+            assert (a != b).mean() < 1e-2 and np.allclose(a, b, rtol=2.0**-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", ["squared_relu", "relu"])
+def test_slopes_of_any_numbers(activation):
+    """All of 16 bits in what was saved, and dY2 so small that its product with a slope is subnormal, or zero,
+    or so large that it overflows. W2 is such that dY2 is dY3 twice."""
+    rng = np.random.default_rng(2)
+    w = jnp.tile(jnp.eye(128, dtype=jnp.bfloat16), (2, 1))
+    saved = np.abs(rng.normal(size=(512, 256))).astype("bfloat16")
+    saved[:256] = np.arange(1 << 16, dtype=np.uint16).view("bfloat16").reshape(256, 256)
+    normal = rng.normal(size=(512, 128)).astype(np.float32)
+    for scale in (1e-3, 2.0**-63, 2.0**-100, 2.0**-126, 2.0**120, 0.0):
+        dy3 = jnp.asarray(normal * np.float32(scale), jnp.bfloat16)
+        dy2 = jnp.tile(dy3, (1, 2)) + jnp.bfloat16(0)
+        got = jax.jit(sloped, static_argnums=3)(dy3, packed(w, -1), jnp.asarray(saved), activation)
+        want = jax.jit(activation_gradient, static_argnums=2)(jnp.asarray(saved), dy2, activation)
+        a, b = (np.asarray(y).view(np.uint16) for y in (got, want))
+        # What tensor cores do with a subnormal dY3 is theirs: it is a zero in dY1 either way, of either sign.
+        tiny = np.abs(np.asarray(dy2, np.float32)) < 2.0**-126
+        np.testing.assert_array_equal(np.where(tiny, a & 0x7FFF, a), np.where(tiny, b & 0x7FFF, b))
+
+
 @pytest.mark.parametrize("kind", not_finite.OPERANDS)
 def test_what_is_not_finite(kind):
     """Infinite elements, and NaN, in X; and numbers whose squares overflow: what is right by the definition.
@@ -114,6 +174,18 @@ def test_nothing_is_read_or_written_beyond_the_arrays():
         got, ones = around(apart, packed(w))
         assert_same_bits(got, want)
         assert bool(jnp.all(ones == 1))
+        form, y2 = packed(w.T, -1), squared_relu(operands((T, 192, 8), T + 1)[0])
+        want = jax.jit(sloped)(x, form, y2)
+        among = jnp.full((T + 256, 192), jnp.nan, jnp.bfloat16).at[128 : T + 128].set(y2)
+        around = jax.jit(
+            lambda x, w, y2, T=T: (
+                sloped(x[128 : T + 128], w, y2[128 : T + 128]),
+                jnp.ones((4096,), jnp.bfloat16),
+            )
+        )
+        got, ones = around(apart, form, among)
+        assert_same_bits(got, want)
+        assert bool(jnp.all(ones == 1))
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)], ids=str)
@@ -132,7 +204,7 @@ GRAPHS = """
 import hashlib
 import jax, jax.numpy as jnp, numpy as np
 import jax_sparse24 as s24
-from jax_sparse24.ops.matmul_squared_relu import matmul_squared_relu
+from jax_sparse24.ops.matmul_pointwise import matmul_squared_relu
 
 rng = np.random.default_rng(1)
 x = jnp.asarray(rng.normal(size=(500, 256)), jnp.bfloat16)
@@ -164,15 +236,21 @@ def test_threads_with_streams_of_their_own():
 def test_ten_thousand_calls():
     """Of two shapes in turn, beside another kernel that changes when blocks start: always the same bits."""
     given = [(x, packed(w)) for x, w in (operands(shape, 5) for shape in ((2000, 768, 1600), (257, 128, 64)))]
-    want = [jax.jit(one)(*args) for args in given]
+    slopes = [
+        (dy3, packed(w.T, -1), squared_relu(operands((len(dy3), w.shape[1], 8), 6)[0]))
+        for dy3, w in (operands(shape, 7) for shape in ((2000, 768, 1600), (257, 128, 64)))
+    ]
+    run = lambda *args: (one if len(args) == 2 else sloped)(*args)  # noqa: E731
+    given += slopes
+    want = [jax.jit(run)(*args) for args in given]
 
     @jax.jit
     def differ(n, *given):
         def again(i, state):
             wrong, noise = state
-            for (x, w), expected in zip(given, want, strict=True):
+            for (x, *rest), expected in zip(given, want, strict=True):
                 x, noise = jax.lax.optimization_barrier((x, noise))
-                wrong += jnp.sum(one(x, w) != expected)
+                wrong += jnp.sum(run(x, *rest) != expected)
                 noise = jnp.sin(noise[: 1 << 16] + i)
             return wrong, noise
 
@@ -189,6 +267,15 @@ def test_large():
         assert_same_bits(got[at : at + 300], jax.jit(one)(x[at : at + 300], packed(w)))
 
 
+def test_large_slopes():
+    x, w = operands((120_000, 128, 9600))
+    y2 = squared_relu(operands((120_000, 9600, 8))[0])
+    got = jax.jit(sloped)(x, packed(w.T, -1), y2)
+    for at in (0, 119_700):
+        part = slice(at, at + 300)
+        assert_same_bits(got[part], jax.jit(sloped)(x[part], packed(w.T, -1), y2[part]))
+
+
 METHODS = {
     "FST": s24.methods.FST(),
     "FST approximate": s24.methods.FST(mvue="approximate"),
@@ -198,11 +285,21 @@ METHODS = {
 }
 
 
+# The kernel's calls, by the rule that makes them.
+ONE_PASS = {
+    "Squared": lambda operands: one(operands.left, operands.right),
+    "Sloped": lambda operands, saved: sloped(operands.left, operands.right, saved),
+}
+
+
+@pytest.mark.parametrize("rule", ONE_PASS)
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("T", [512, 288])
-def test_blocks_in_one_pass_and_in_two(name, T, monkeypatch, cusparselt):
+def test_blocks_in_one_pass_and_in_two(rule, name, T, monkeypatch, cusparselt):
     """Value and gradients of blocks in which the library multiplies everything else, bit for bit; alone,
     recomputed, and in a loop, which XLA may record into a graph."""
+    if rule == "Sloped" and name in ("SSTE", "STE"):
+        pytest.skip("B1 multiplies W2 as an array with zeros")
     method = METHODS[name]
     arrays = [
         jnp.asarray(np.random.default_rng(i).normal(size=size) / 8, jnp.bfloat16)
@@ -211,13 +308,13 @@ def test_blocks_in_one_pass_and_in_two(name, T, monkeypatch, cusparselt):
     state = {w: method.init(a, w) for w, a in zip(("w1", "w2"), arrays[1:], strict=True)}
     takes, runs = [True], []
 
-    def by_kernel(self, execution, operands):
+    def by_kernel(self, execution, operands, *saved):
         assert isinstance(operands.right, Compressed24)
         runs.append(operands)
-        return one(operands.left, operands.right)
+        return ONE_PASS[rule](operands, *saved)
 
-    monkeypatch.setattr(fusions.Squared, "matches", lambda *_: takes[0])
-    monkeypatch.setattr(fusions.Squared, "run", by_kernel)
+    monkeypatch.setattr(getattr(fusions, rule), "matches", lambda *_: takes[0])
+    monkeypatch.setattr(getattr(fusions, rule), "run", by_kernel)
 
     def results(block):
         def step(x, _):
@@ -255,7 +352,7 @@ def test_a_driver_that_compiles_ptx_takes_other_kernels(tmp_path):
     """It has no machine code for Hopper then: F1 of FST, and B1 of Venom at entries, are done in steps."""
     program = (
         "import jax, jax.numpy as jnp, jax_sparse24 as s24\n"
-        "from jax_sparse24.ops.matmul_squared_relu import matmul_squared_relu\n"
+        "from jax_sparse24.ops.matmul_pointwise import matmul_squared_relu\n"
         "x, w = jnp.ones((256, 128), jnp.bfloat16), jnp.ones((128, 512), jnp.bfloat16)\n"
         "y = matmul_squared_relu(x, s24.pack24(w, -2), implementation='ffi')\n"
         "assert (y == 64 * 64).all(), y\n"

@@ -255,12 +255,20 @@ def test_products_at_entries_on_hopper_run_as_designed(build, tmp_path):
 
 
 @pytest.mark.slow
-def test_squares_of_products_on_hopper_run_as_designed(build, tmp_path):
+def test_products_and_what_follows_them_on_hopper_run_as_designed(build, tmp_path):
     """The registers that 384 threads have; two stages in turn, each given back while the next is multiplied;
-    no fence of all memory but where blocks of a cluster meet, at the begin and at the end; NaN stays NaN."""
-    source = "sm90/matmul_squared_relu.fma"
-    (kernel,) = compiled(build, source, "sm_90a", tmp_path / "product.cubin").values()
-    assert_all_in_registers({source: kernel})
+    no fence of all memory but where blocks of a cluster meet, at the begin and at the end."""
+    kernels = compiled(build, "sm90/matmul_pointwise.fma", "sm_90a", tmp_path / "product.cubin")
+    assert_all_in_registers(kernels)
+    operations = {re.search(r"PointwiseE(\d)", name)[1]: kernel for name, kernel in kernels.items()}
+    assert sorted(operations) == ["0", "1", "2"]
+    for kernel in kernels.values():
+        assert_multiplies_as_designed(kernel)
+    named = operations["0"].instructions
+    assert named.count("FMNMX.NAN") == 64 and "FMNMX" not in named, "NaN stays NaN"
+
+
+def assert_multiplies_as_designed(kernel: Kernel) -> None:
     assert kernel.registers <= 168
     multiplied, named = "HGMMA.SP.F32.BF16", kernel.instructions
     first, end = named.index("WARPGROUP.ARRIVE"), named.index("WARPGROUP.DEPBAR")
@@ -270,7 +278,6 @@ def test_squares_of_products_on_hopper_run_as_designed(build, tmp_path):
     assert multiplied not in after and named.count("STSM") == 16
     assert "MEMBAR" in before and after[after.index("UTMALDG") :].count("MEMBAR") == 2
     assert not {"MEMBAR", "ERRBAR"} & set(after[: after.index("UTMALDG")])
-    assert named.count("FMNMX.NAN") == 64 and "FMNMX" not in named
 
 
 def test_the_module_imports_without_a_driver():

@@ -14,7 +14,8 @@ import pytest
 import jax_sparse24 as s24
 from jax_sparse24.dispatch.generations import GENERATIONS
 from jax_sparse24.ops import compressed24
-from jax_sparse24.ops.matmul_squared_relu import matmul_squared_relu
+from jax_sparse24.ops.matmul_pointwise import matmul_slope, matmul_squared_relu
+from jax_sparse24.ops.reference.slope import activation_gradient
 from jax_sparse24.ops.sampled import SAMPLED_MATMUL
 from tests.conftest import compile_plainly
 from tests.native.conftest import HERE
@@ -37,6 +38,7 @@ TILE = re.compile(r"Tiles<.*?Shape<(\d+), (\d+)")
 NO_TILE = re.compile(r"P = [{<]s24::MatmulVnmArgs[}>]")
 OF_BLOCKS = "s24_vnm_matmul"  # in the name of a call
 AT_ENTRIES = "s24_vnm_sampled"
+POINTWISE = ("s24_matmul_squared_relu", "s24_matmul_slope")
 Made = tuple[str, Callable, tuple]  # what a call is, a function of arrays and an implementation, and arrays
 # A GPU of each generation for whose cuSPARSELt kernels write metadata.
 WITH_LAYOUTS = [row.capabilities[0] for row in GENERATIONS if row.layout]
@@ -215,18 +217,40 @@ def test_products_at_entries_of_any_bytes(v, caller, cuda_targets, fake_cusparse
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("target", POINTWISE)
 @pytest.mark.parametrize(("capability", "runs"), [("8.0", False), ("9.0", True)])
-def test_squares_of_products(capability, runs, caller, cuda_targets, fake_cusparselt):
-    """On Hopper one kernel multiplies and squares; others take two steps."""
-    made = [call for call in calls() if "s24_matmul_squared_relu" in call[0]][::4]
+def test_products_and_what_follows_them(target, capability, runs, caller, cuda_targets, fake_cusparselt):
+    """On Hopper one kernel multiplies and squares, or multiplies by a slope; others take two steps."""
+    made = [call for call in calls() if target in call[0]][:: 4 if target == POINTWISE[0] else 5]
     targets = targets_of(cuda_targets, fake_cusparselt, capability)
     launched(cuda_targets)
     with at_once("cuda", caller, targets, capability=capability) as ran:
         for _, call, arrays in made:
             call(*arrays, "ffi")
-    assert ran >= ({"s24_matmul_squared_relu", "s24_cusparselt_compress"} if runs else {"s24_matmul"})
+    assert ran >= ({target, "s24_cusparselt_compress"} if runs else {"s24_matmul"})
     assert ("s24_matmul" in ran) != runs
     assert any("start_clusters" in types for types in launched(cuda_targets)) == runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ["squared_relu", "relu"])
+def test_slopes_of_any_numbers(activation, caller, cuda_targets, fake_cusparselt):
+    """Numbers so small that a product with a slope is subnormal, zeros of both signs, and Inf and NaN in
+    what was saved. W2 is such that dY2 is dY3 twice."""
+    rng = np.random.default_rng(2)
+    numbers = rng.integers(0, 1 << 16, (264, 128), np.uint16).view("bfloat16")
+    finite = np.where(np.isfinite(numbers.astype(np.float32)), numbers, np.zeros_like(numbers))
+    w = np.tile(np.eye(128, dtype=np.float32), (2, 1)).astype("bfloat16")
+    saved = rng.integers(0, 1 << 16, (264, 256), np.uint16).view("bfloat16")
+    saved[::2] = np.abs(rng.normal(size=(132, 256))).astype("bfloat16")
+    small = np.float32(2.0**-100) * rng.normal(size=(264, 128)).astype(np.float32)
+    for dy3 in (finite, small.astype("bfloat16"), np.full_like(finite, -0.0)):
+        targets = targets_of(cuda_targets, fake_cusparselt, "9.0")
+        with at_once("cuda", caller, targets, capability="9.0") as ran:
+            got = matmul_slope(dy3, s24.pack24(w, -1), saved, activation, implementation="ffi")
+        assert "s24_matmul_slope" in ran
+        sums = (np.tile(dy3, (1, 2)).astype(np.float32) + np.float32(0)).astype("bfloat16")  # none is -0
+        assert_same_bits(got, activation_gradient(jnp.asarray(saved), jnp.asarray(sums), activation))
 
 
 @pytest.mark.slow
@@ -243,7 +267,7 @@ def test_squares_of_products_of_what_is_not_finite(kind, caller, cuda_targets, f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["s24_matmul_squared_relu", AT_ENTRIES])
+@pytest.mark.parametrize("target", [*POINTWISE, AT_ENTRIES])
 def test_what_hopper_alone_computes_is_refused_elsewhere(target, caller, cuda_targets, fake_cusparselt):
     """By a GPU of another generation, and where a driver compiles PTX in place of the machine code."""
     _, call, arrays = next(call for call in calls() if target in call[0] and "'D': 0" not in call[0])

@@ -23,7 +23,7 @@ from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.features import top_features
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.matmul import contract
-from jax_sparse24.ops.matmul_squared_relu import matmul_squared_relu
+from jax_sparse24.ops.matmul_pointwise import matmul_slope, matmul_squared_relu
 from jax_sparse24.ops.mvue import key_of_shard, mvue_pack24, mvue_pack24_strided
 from jax_sparse24.ops.packed24 import gather24, pack24_strided
 from jax_sparse24.ops.packed_vnm import gather_vnm, repack_vnm, squared_relu_vnm
@@ -580,6 +580,18 @@ ROUNDED = [
         ("bfloat16",),
         "cuda",
     ),
+    *[
+        (
+            f"slopes of {activation} of 2:4 products",
+            lambda x, impl, activation=activation: matmul_slope(
+                x, packed24(x, impl, -1), x * x, activation, implementation=impl
+            ),
+            (256, 256),
+            ("bfloat16",),
+            "cuda",
+        )
+        for activation in ("squared_relu", "relu")
+    ],
     *[
         (
             "sampled_matmul",

@@ -16,7 +16,7 @@ import jax_sparse24 as s24
 from jax_sparse24.ops.features import TOP_FEATURES
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.matmul import contract
-from jax_sparse24.ops.matmul_squared_relu import matmul_squared_relu
+from jax_sparse24.ops.matmul_pointwise import matmul_slope, matmul_squared_relu
 from jax_sparse24.ops.mvue import key_of_shard, mvue_pack24, mvue_pack24_strided
 from jax_sparse24.ops.packed24 import pack24_strided
 from jax_sparse24.ops.packed_vnm import squared_relu_vnm
@@ -124,15 +124,17 @@ def _calls_of_products(pack, dtype, R, K, N, sides=(True, False), **options) -> 
 
 
 def _calls_in_batches(products, dtype, **sizes) -> Calls:
-    """The first of the products in a batch of two, which have both operands of their own, or one of them."""
-    product, (x, y) = next(iter(products(dtype, **sizes)))
-    for axes in ((0, 0), (0, None), (None, 0)):
+    """The first of the products in a batch of two, which have operands of their own, or one for both."""
+    product, operands = next(iter(products(dtype, **sizes)))
+    for axes in itertools.product((0, None), repeat=len(operands)):
 
-        def call(x, y, impl, axes=axes):
-            return jax.vmap(lambda x, y: product(x, y, impl), axes)(x, y)
+        def call(*arrays, axes=axes):
+            *arrays, impl = arrays
+            return jax.vmap(lambda *arrays: product(*arrays, impl), axes)(*arrays)
 
-        shapes = [(2, *a.shape) if axis == 0 else a.shape for a, axis in zip((x, y), axes, strict=True)]
-        yield call, _arrays(dtype, *shapes)
+        shapes = [(2, *a.shape) if axis == 0 else a.shape for a, axis in zip(operands, axes, strict=True)]
+        if 0 in axes:
+            yield call, _arrays(dtype, *shapes)
 
 
 def _calls_of_shards(axis, dtype, R, K, batch=()) -> Calls:
@@ -199,6 +201,15 @@ def _calls_of_squares(dtype, T, d, f) -> Calls:
         return matmul_squared_relu(x, packed24(w, impl, -2), implementation=impl)
 
     yield call, _arrays(dtype, (T, d), (d, f))
+
+
+def _calls_of_sloped_products(dtype, T, d, f) -> Calls:
+    for activation in ("squared_relu", "relu"):
+
+        def call(dy3, w, saved, impl, activation=activation):
+            return matmul_slope(dy3, packed24(w, impl, -1), saved, activation, implementation=impl)
+
+        yield call, _arrays(dtype, (T, d), (f, d), (T, f))
 
 
 def _calls_of_gated(transposed, dz_transposed, packs, dtype, R, K) -> Calls:
@@ -420,23 +431,32 @@ SIZED = [
         dtypes=HALVES,
         only="cuda",
     ),
-    Sized(
-        ("s24_matmul_squared_relu",),
-        _calls_of_squares,
-        sizes={"T": 24, "d": 128, "f": 64},
-        multiples={"d": 128, "f": 64},
-        more=partial(_calls_in_batches, _calls_of_squares),
-        most=200_000,
-        # One tile of a cluster; one with a block that has no rows; stages more than once; bands, of which the
-        # last is narrower, with rows and columns that are missing.
-        places=tuple(
-            ("bfloat16", dict(zip(("T", "d", "f"), sizes, strict=True)))
-            for sizes in ((256, 128, 256), (1, 128, 128), (300, 640, 64), (520, 256, 576), (2400, 128, 320))
-        ),
-        dtypes=("bfloat16",),
-        only="cuda",
-        sums=True,
-    ),
+    *[
+        Sized(
+            (target,),
+            calls,
+            sizes={"T": 24, "d": 128, "f": 64},
+            multiples={"d": 128, "f": 64},
+            more=partial(_calls_in_batches, calls),
+            most=200_000,
+            # One tile of a cluster; one with a block that has no rows; stages more than once; bands, of which
+            # the last is narrower, with rows and columns that are missing.
+            places=tuple(
+                ("bfloat16", {"T": T, "d": d, "f": f})
+                for T, d, f in (
+                    *((256, 128, 256), (1, 128, 128), (300, 640, 64)),
+                    *((520, 256, 576), (2400, 128, 320)),
+                )
+            ),
+            dtypes=("bfloat16",),
+            only="cuda",
+            sums=True,
+        )
+        for target, calls in (
+            ("s24_matmul_squared_relu", _calls_of_squares),
+            ("s24_matmul_slope", _calls_of_sloped_products),
+        )
+    ],
     Sized(
         ("s24_features",),
         lambda dtype, count, n: [

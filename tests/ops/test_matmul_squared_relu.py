@@ -13,7 +13,7 @@ from jax_sparse24.dispatch import decision, hardware, native, operation
 from jax_sparse24.dispatch.decision import named
 from jax_sparse24.dispatch.generations import AMPERE, BLACKWELL, HOPPER
 from jax_sparse24.ops.matmul import contract
-from jax_sparse24.ops.matmul_squared_relu import MATMUL_SQUARED_RELU, MOST, matmul_squared_relu
+from jax_sparse24.ops.matmul_pointwise import MATMUL_SQUARED_RELU, MOST, matmul_squared_relu
 from jax_sparse24.ops.packed24 import Packed24
 from tests.ops import not_finite
 from tests.ops.data import assert_same_bits

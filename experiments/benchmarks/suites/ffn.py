@@ -337,7 +337,8 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
             own = {key: operands[key] for key, _ in FFN[names[0]]}
             done = fusions.operands_of(run, names[0], own, states, KEY, decisions[names[0]])
             weights[names[1]] = {weight: done.right}
-    if fusions.SLOPE_MVUE.matches(run, operands["y2"], decisions["B4"]):
+    sloped = fusions.SLOPED.matches(run, dy3, operands["y2"], decisions["B1"])
+    if not sloped and fusions.SLOPE_MVUE.matches(run, operands["y2"], decisions["B4"]):
         one_pass = partial(fusions.SLOPE_MVUE.run, decisions["B4"], run, key=KEY)
 
         def dy1_and_estimate(*given):
@@ -365,6 +366,8 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
             programs["product", name] = Program(at_entries, done.left, done.right, saved)
         elif name == "F1" and fusions.SQUARED.matches(run, x, case.f, decision, None):
             programs["product", name] = Program(partial(fusions.SQUARED.run, run), done)
+        elif name == "B1" and sloped:
+            programs["product", name] = Program(partial(fusions.SLOPED.run, run), done, operands["y2"])
         else:
             programs["product", name] = Program(partial(run.multiply, name, features=features), done)
     seed = settings.seed_of("parts", *case, type(method).__name__)

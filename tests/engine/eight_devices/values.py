@@ -209,6 +209,20 @@ def check_one_pass_multiplies_and_squares_the_shards_of_y2():
         jax.tree.map(np.testing.assert_array_equal, run.compile()(*arguments), want)
 
 
+def check_one_pass_multiplies_the_shards_of_dy3_by_the_slope():
+    """The bits of two steps, which a CPU computes either way."""
+    fits = mock.patch.object(fusions.MATMUL_SLOPE.__class__, "in_one_pass", lambda *_, **__: True)
+    for explicit, sizes in ((False, {"dp": 2, "fsdp": 2, "tp": 2}), (True, {"dp": 4, "tp": 2})):
+        given = s24.methods.FST(), sizes, explicit, "squared_relu"
+        run, arguments = partitioned(*given, seed=9, dtype="bfloat16")
+        want = run.compile()(*arguments)
+        one_pass = mock.patch.object(fusions, "matmul_slope", wraps=fusions.matmul_slope)
+        with mock.patch.object(fusions.Squared, "matches", lambda *_: False), fits, one_pass as made:
+            run, _ = partitioned(*given, seed=9, dtype="bfloat16")
+        made.assert_called_once()
+        jax.tree.map(np.testing.assert_array_equal, run.compile()(*arguments), want)
+
+
 def check_linear_and_gated_layers_over_dp_and_tp():
     """Columns of the first, rows of the second over `tp`; a bias is added once; the batch has three axes. The
     gradients of the input by both branches of a gated block are one sum, with biases and any activation."""

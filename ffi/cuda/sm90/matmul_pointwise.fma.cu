@@ -1,15 +1,18 @@
-// The product of a 2:4 matrix and a dense one on Hopper in bfloat16, and the squared ReLU of what it gives.
+// The product of a 2:4 matrix and a dense one on Hopper in bfloat16, and an elementwise operation on what it gives: the squared
+// ReLU, or the gradient of the input of an activation, see core/slope.h.
 //
-// Operands: P (R, K), compressed as cuSPARSELt has it here: values, and behind them metadata in its order; D (N, K).
-// Result: out (N, R) = max(D P^T, 0)^2, of the product rounded to bfloat16, so that the bits are those of two passes.
+// Operands: P (R, K), compressed as cuSPARSELt has it here: values, and behind them metadata in its order; D (N, K); for the
+// gradient what the activation saved (N, R). Result: out (N, R) = max(D P^T, 0)^2, or dY1 of what was saved and of dY2 = D P^T;
+// the product is rounded to bfloat16 before, so that the bits are those of two passes.
 // Steps: one thread of a block copies stages of 64 of the contracted axis by boxes; two blocks of a cluster, above each other,
 // each copy half of D for both. Two warpgroups multiply 64 x 256 each, and leave what they get, rounded, in chunks of 64 columns.
-// The three warps beside the copying thread square these and write whole lines, while the next tile is multiplied. Blocks stay
-// for several tiles.
+// The three warps beside the copying thread finish these and write whole lines, while the next tile is multiplied; what was
+// saved they read one part ahead. Blocks stay for several tiles.
 // Constraints: R is a multiple of 64, K of 128.
 //
 // What else was tried is in experiments/benchmarks/results/probe/nvidia-h200_fused_2026-11-25.md.
 #include "../simt/select.h"
+#include "../simt/slope.h"
 #include "boxes.cuh"
 #include "wgmma_sp.cuh"
 
@@ -43,6 +46,7 @@ struct Operands {
 };
 
 struct Product {
+  const uint16_t* saved;  // null for squares
   uint16_t* out;
   int rows, cols, stages;  // of the depth, an even number
   Tiles<Shape> tiles;
@@ -83,7 +87,7 @@ __device__ __forceinline__ uint32_t metadata_word(const Vector<uint32_t, 2>& eig
 
 // Where the eight rows number `unit` of a column of a chunk lie: eight accesses to one column, or to eight columns, fall on all
 // banks.
-__device__ __forceinline__ int chunk_at(int column, int unit) {
+__device__ __forceinline__ unsigned chunk_at(unsigned column, unsigned unit) {
   return column * Shape::kBlockRows + (unit ^ column % 8) * kRowsAtOnce;
 }
 
@@ -147,38 +151,112 @@ __device__ __forceinline__ void multiply_tiles(const Product& p, int group, Stag
   }
 }
 
-// A warp takes 16 columns of a chunk at a time, a lane eight rows of every second one.
+// What a lane has of a part: eight rows of every second one of 16 columns.
+constexpr int kPartCols = kChunkCols / Shape::kParts, kPartsOfTile = kWgmmaCols / kPartCols, kOwn = kPartCols / 2;
+using Rows = Vector<uint32_t, 4>;
+
+// What of `saved` the product meets, which can be made before that is there.
+template <Pointwise op>
+__device__ __forceinline__ uint32_t factors(uint32_t saved) {
+  return op == Pointwise::kSlopeOfSquaredRelu ? slopes_of_squares(saved) : saved;
+}
+
+template <Pointwise op>
+__device__ __forceinline__ uint32_t finished(uint32_t product, uint32_t factors) {
+  return op == Pointwise::kSquaredRelu   ? squared_relu_pair<BF16>(product)
+         : op == Pointwise::kSlopeOfRelu ? activation_gradients<BF16, Slope::kRelu>(factors, product)
+                                         : normal_gradients(factors, product);
+}
+
+// Whether dY2 has a number so small that its product with a slope could be subnormal: no positive y2 is below 2^-126.
+__device__ __forceinline__ bool has_small(const Rows (&dy2)[kOwn]) {
+  uint32_t least = 0x7f807f80u;
+  S24_UNROLL
+  for (int i = 0; i < kOwn; ++i) {
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) least = smaller_magnitudes(least, dy2[i].at[j]);
+  }
+  least &= 0x7fff7fffu;
+  return float_of(first_of(least)) < 0x1p-63f || float_of(second_of(least)) < 0x1p-63f;
+}
+
+// A warp finishes a part at a time. What was saved for the next one is on its way meanwhile.
+template <Pointwise op>
 __device__ __forceinline__ void finish_tiles(const Product& p, int block, int warp, Stages& shared) {
-  constexpr int kPartCols = kChunkCols / Shape::kParts, kPartsOfTile = kWgmmaCols / kPartCols, kOwn = kPartCols / 2;
-  const int lane = threadIdx.x % 32, unit = lane % 16, first = blockIdx.x / Shape::kBlocks;
+  constexpr bool kReads = op != Pointwise::kSquaredRelu;
+  const unsigned lane = threadIdx.x % 32, unit = lane % 16, own = lane / 16;
+  const int first = blockIdx.x / Shape::kBlocks;
   const int parts = first < p.tiles.count() ? ((p.tiles.count() - first - 1) / p.clusters + 1) * kPartsOfTile : 0;
+  const int64_t apart = 2 * int64_t(p.rows);
+  // Where the lane's rows of a part begin, and how many columns of the part, from its own on, are there.
+  struct Place {
+    int64_t at;
+    int cols;
+  };
+  int tile = -1;
+  int64_t row, column;
+  const auto place_of = [&](int part) {
+    if (tile != part / kPartsOfTile) {
+      tile = part / kPartsOfTile;
+      p.tiles.at(first + tile * p.clusters, &row, &column);
+      row += block * Shape::kBlockRows + unit * kRowsAtOnce, column += own;
+    }
+    const int64_t there = column + part % kPartsOfTile * kPartCols;
+    return Place{there * p.rows + row, row < p.rows ? int(p.cols - there) : 0};
+  };
+  Rows saved[kOwn] = {};
+  const auto read_saved = [&](const Place& from) {
+    const uint16_t* at = p.saved + from.at;
+    S24_UNROLL
+    for (int i = 0; i < kOwn; ++i, at += apart)
+      if (2 * i < from.cols) saved[i] = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(at));
+  };
+  Place next = {};
+  if (warp < parts) next = place_of(warp);
+  if (kReads) read_saved(next);
 #pragma unroll 1
   for (int part = warp; part < parts; part += Shape::kFinishing) {
-    const int number = part / Shape::kParts, chunk = number % Shape::kChunks;
-    const int own = part % Shape::kParts * kPartCols + lane / 16;  // column of the chunk
-    int64_t row, column;
-    p.tiles.at(first + part / kPartsOfTile * p.clusters, &row, &column);
-    row += block * Shape::kBlockRows + unit * kRowsAtOnce;
-    column += part % kPartsOfTile / Shape::kParts * kChunkCols + own;
-    wait_barrier(&shared.written[chunk], number / Shape::kChunks % 2);
-    Vector<uint32_t, 4> rows[kOwn];
-    S24_UNROLL
-    for (int i = 0; i < kOwn; ++i)
-      rows[i] = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(shared.chunks[chunk] + chunk_at(own + 2 * i, unit)));
-    __syncwarp();
-    if (lane == 0) arrive(&shared.read[chunk]);
-    if (row >= p.rows) continue;
+    const Place place = next;
+    next = part + Shape::kFinishing < parts ? place_of(part + Shape::kFinishing) : Place{};
+    Rows factor[kOwn], rows[kOwn];
     S24_UNROLL
     for (int i = 0; i < kOwn; ++i) {
-      if (column + 2 * i >= p.cols) break;
       S24_UNROLL
-      for (int j = 0; j < 4; ++j) rows[i].at[j] = squared_relu_pair<BF16>(rows[i].at[j]);
-      store(reinterpret_cast<uint32_t*>(p.out + (column + 2 * i) * p.rows + row), rows[i]);
+      for (int j = 0; j < 4; ++j) factor[i].at[j] = factors<op>(saved[i].at[j]);
+    }
+    if (kReads) read_saved(next);
+    const int number = part / Shape::kParts, chunk = number % Shape::kChunks;
+    uint16_t* const from = shared.chunks[chunk] + part % Shape::kParts * kPartCols * Shape::kBlockRows;
+    const auto at = [&](int i) { return reinterpret_cast<uint32_t*>(from + chunk_at(own + 2 * i, unit)); };
+    wait_barrier(&shared.written[chunk], number / Shape::kChunks % 2);
+    S24_UNROLL
+    for (int i = 0; i < kOwn; ++i) rows[i] = load<uint32_t, 4>(at(i));
+    const bool small = op == Pointwise::kSlopeOfSquaredRelu && has_small(rows);
+    if (small) {  // seldom, and so in few instructions
+#pragma unroll 1
+      for (int i = 0; i < kOwn && 2 * i < place.cols; ++i) {
+        const int64_t there = place.at + i * apart;
+        const Rows y2 = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(p.saved + there));
+        Rows dy2 = load<uint32_t, 4>(at(i));
+        S24_UNROLL
+        for (int j = 0; j < 4; ++j) dy2.at[j] = activation_gradients<BF16, Slope::kSquaredRelu>(y2.at[j], dy2.at[j]);
+        store(reinterpret_cast<uint32_t*>(p.out + there), dy2);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) arrive(&shared.read[chunk]);
+    uint16_t* to = p.out + place.at;
+    S24_UNROLL
+    for (int i = 0; i < kOwn; ++i, to += apart) {
+      S24_UNROLL
+      for (int j = 0; j < 4; ++j) rows[i].at[j] = finished<op>(rows[i].at[j], factor[i].at[j]);
+      if (2 * i < place.cols && !small) store(reinterpret_cast<uint32_t*>(to), rows[i]);
     }
   }
 }
 
-__device__ __forceinline__ void multiply_and_square(const Operands& from, const Product& p) {
+template <Pointwise op>
+__device__ __forceinline__ void multiply_and_finish(const Operands& from, const Product& p) {
   auto& shared = *reinterpret_cast<Stages*>(launched_memory());
   const int block = block_of_cluster(), group = threadIdx.x / 128, warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
@@ -196,41 +274,38 @@ __device__ __forceinline__ void multiply_and_square(const Operands& from, const 
   if (group > 0)
     multiply_tiles(p, group - 1, shared);
   else if (warp > 0)
-    finish_tiles(p, block, warp - 1, shared);
+    finish_tiles<op>(p, block, warp - 1, shared);
   else if (threadIdx.x == 0)
     copy_tiles(from, p, block, shared);
   __syncwarp();
   sync_cluster();  // nobody leaves while the other block may still signal it
 }
 
+template <Pointwise op>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    matmul_squared_relu(const __grid_constant__ Operands operands, const __grid_constant__ Product product) {
+    matmul_pointwise(const __grid_constant__ Operands operands, const __grid_constant__ Product product) {
   if constexpr (kWithWgmma)
-    multiply_and_square(operands, product);
+    multiply_and_finish<op>(operands, product);
   else
-    __trap();  // has_matmul_squared_relu says so
+    __trap();  // has_matmul_pointwise says so
 }
 
 // Asked once for each device that a thread uses, because the answer takes longer than a launch.
+template <Pointwise op>
 cudaError_t clusters_here(int* clusters) {
   static thread_local int known_device = -1, known = 0;
   int device = 0;
   cudaError_t e = cudaGetDevice(&device);
   if (e == cudaSuccess && device != known_device) {
-    e = clusters_at_a_time(matmul_squared_relu, Shape::kBlocks, Shape::kThreads, sizeof(Stages), &known);
+    e = clusters_at_a_time(matmul_pointwise<op>, Shape::kBlocks, Shape::kThreads, sizeof(Stages), &known);
     if (e == cudaSuccess) known_device = device;
   }
   *clusters = known;
   return e == cudaSuccess && known == 0 ? cudaErrorInvalidConfiguration : e;
 }
 
-}  // namespace
-
-bool has_matmul_squared_relu() { return runs_on_sm90(matmul_squared_relu); }
-
-template <>
-cudaError_t run(const MatmulSquaredReluArgs& a, cudaStream_t stream) {
-  const auto kernel = matmul_squared_relu;
+template <Pointwise op>
+cudaError_t launch(const MatmulPointwiseArgs& a, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Stages);
   static_assert(kBytes <= 227 * 1024, "what a block can have");
   static_assert(sizeof(Stages::values[0]) % 1024 == 0 && sizeof(Stages::dense[0]) % 1024 == 0, "swizzled boxes");
@@ -248,14 +323,28 @@ cudaError_t run(const MatmulSquaredReluArgs& a, cudaStream_t stream) {
     e = describe({CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, a.dense, a.depth, a.cols, 2 * a.depth, kStageDepth,
                   Shape::kCols / Shape::kBlocks, CU_TENSOR_MAP_SWIZZLE_128B},
                  &from.dense);
-  if (e == cudaSuccess) e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (e == cudaSuccess) e = cudaFuncSetAttribute(matmul_pointwise<op>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   int clusters = 0;
-  if (e == cudaSuccess) e = clusters_here(&clusters);
+  if (e == cudaSuccess) e = clusters_here<op>(&clusters);
   if (e != cudaSuccess) return e;
   const Tiles<Shape> tiles = {int(ceil_div(a.rows, Shape::kRows)), int(ceil_div(a.cols, Shape::kCols)), 8};
   clusters = min(clusters, tiles.count());
-  const Product product = {static_cast<uint16_t*>(a.out), int(a.rows), int(a.cols), int(a.depth / kStageDepth), tiles, clusters};
-  return start_clusters(kernel, clusters, Shape::kBlocks, Shape::kThreads, kBytes, stream, from, product);
+  const Product product = {static_cast<const uint16_t*>(a.saved), static_cast<uint16_t*>(a.out), int(a.rows), int(a.cols),
+                           int(a.depth / kStageDepth), tiles, clusters};
+  return start_clusters(matmul_pointwise<op>, clusters, Shape::kBlocks, Shape::kThreads, kBytes, stream, from, product);
+}
+
+}  // namespace
+
+bool has_matmul_pointwise() { return runs_on_sm90(matmul_pointwise<Pointwise::kSquaredRelu>); }
+
+template <>
+cudaError_t run(const MatmulPointwiseArgs& a, cudaStream_t stream) {
+  switch (a.op) {
+    case Pointwise::kSquaredRelu: return launch<Pointwise::kSquaredRelu>(a, stream);
+    case Pointwise::kSlopeOfRelu: return launch<Pointwise::kSlopeOfRelu>(a, stream);
+    default: return launch<Pointwise::kSlopeOfSquaredRelu>(a, stream);
+  }
 }
 
 }  // namespace cuda
