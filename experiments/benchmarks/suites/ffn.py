@@ -26,8 +26,9 @@ backward (gradients of X, W1 and W2). Everything a step does is counted: packing
 the product runs dense; FST's search for masks, once in 40 steps, is in the suite train-step. *against* names
 the fastest dense block of the case, which ratios divide by the block's time. *Producers* and *products* are
 measured one by one; the rest is what they leave of the whole, below zero where the whole takes less, which
-XLA compiles together. A pass that makes dY1 and its estimate for B4 is a producer; without it dY1 is rest.
-F1 with squared ReLU in one pass is a product; without that the activation is rest.
+XLA compiles together. F1 with squared ReLU in one kernel is a product, and B1 with the slope, which gives
+dY1, too; else a pass that makes dY1 and its estimate for B4 is a producer. Without these the activation and
+dY1 are rest.
 *torch dense* is the same block compiled by PyTorch; *torch 2:4*, on a GPU, cuts both weights by a
 transposable mask, compresses them along both axes and multiplies by PyTorch's cuSPARSELt, gradients of
 weights being dense: the products of `FST-dense-wgrad`. *torch 2:4, compressed once in 40* counts a fortieth

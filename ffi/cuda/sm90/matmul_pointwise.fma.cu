@@ -10,7 +10,8 @@
 // saved they read one part ahead. Blocks stay for several tiles.
 // Constraints: R is a multiple of 64, K of 128.
 //
-// What else was tried is in experiments/benchmarks/results/probe/nvidia-h200_fused_2026-11-25.md.
+// What else was tried is in experiments/benchmarks/results/probe/nvidia-h200_fused_2026-11-25.md and, for the slope, in
+// nvidia-h200_slope_2026-11-28.md beside it.
 #include "../simt/select.h"
 #include "../simt/slope.h"
 #include "boxes.cuh"
