@@ -145,14 +145,13 @@ class Block:
         Returns: a phrase for each such kernel."""
         (T, d, f), execution, decisions = self.shape, self.execution, self.decisions
         x, y2 = (jax.ShapeDtypeStruct(size, self.dtype) for size in ((T, d), (T, f)))
-        sloped = fusions.SLOPED.matches(execution, x, y2, decisions["B1"])
+        by = fusions.dy1_in_one_pass(execution, x, y2, decisions)
         found = {
             "F1 and the activation": fusions.SQUARED.matches(execution, x, f, decisions["F1"], None),
             "W1 packed for F1 and for B3": fusions.BOTH_WAYS.matches(execution, ("F1", "B3"), decisions),
             "W2 packed for F2 and for B1": fusions.BOTH_WAYS.matches(execution, ("F2", "B1"), decisions),
-            "B1 and the slope": sloped,
-            "dY1 and its estimate for B4": not sloped
-            and fusions.SLOPE_MVUE.matches(execution, y2, decisions["B4"]),
+            "B1 and the slope": by is fusions.SLOPED,
+            "dY1 and its estimate for B4": by is fusions.SLOPE_MVUE,
         }
         return [phrase for phrase, matches in found.items() if matches]
 

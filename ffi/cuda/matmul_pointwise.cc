@@ -24,14 +24,14 @@ struct MatmulPointwiseCall : Call {
     if (!check.ok()) return call.error = check.error(), call;
     MatmulPointwiseArgs& a = call.args;
     a.op = op, a.rows = o.back(), a.depth = d.back(), a.cols = d[d.size() - 2];
-    check.require(a.rows % kMatmulPointwiseRows == 0 && a.depth % kMatmulPointwiseDepth == 0,
+    check.require(a.rows % kMatmulPointwiseRows == 0 && a.depth % kMatmulPointwiseDepth == 0 && a.depth > 0,
                   "needs R a multiple of " + std::to_string(kMatmulPointwiseRows) + " and K of " +
-                      std::to_string(kMatmulPointwiseDepth) + ", got a result " + text(o) + " and dense " + text(d));
+                      std::to_string(kMatmulPointwiseDepth) + ", which is not zero, got a result " + text(o) + " and dense " + text(d));
     check.require(a.rows <= kMatmulPointwiseMost && a.depth <= kMatmulPointwiseMost && a.cols <= kMatmulPointwiseMost,
                   "needs sizes of at most " + std::to_string(kMatmulPointwiseMost) + ", got " + text({a.rows, a.depth, a.cols}));
     const auto of_lead = [](Dims lead, int64_t first, int64_t last) { return lead.insert(lead.end(), {first, last}), lead; };
     const Dims c_lead = leading(c, 2), d_lead = leading(d, 2), s_lead = saved == nullptr ? d_lead : leading(s, 2);
-    const Dims lead = check.broadcast("all operands", check.broadcast("both factors", c_lead, d_lead), s_lead);
+    const Dims lead = check.broadcast("the factors and saved", check.broadcast("both factors", c_lead, d_lead), s_lead);
     check.shape("the compressed matrix", c, of_lead(c_lead, compressed_rows(a.rows, 2), a.depth / 2));
     if (saved != nullptr) check.shape("saved", s, of_lead(s_lead, a.cols, a.rows));
     check.shape("the result", o, of_lead(lead, a.cols, a.rows));
@@ -56,11 +56,10 @@ struct MatmulPointwiseCall : Call {
 
 ffi::Error multiply(Device stream, const MatmulPointwiseCall& call) {
   if (call.error.failure() || call.empty()) return call.error;
-  if (call.args.depth == 0) return clear(call.target, stream, call.args.out, call.batch.count() * call.out_bytes());
   if (!has_matmul_pointwise())
     return ffi::Error::Internal(std::string(call.target) +
                                 ": needs a GPU of compute capability 9.0 that runs its machine code (without "
-                                "CUDA_FORCE_PTX_JIT); use s24.matmul and the activation by itself");
+                                "CUDA_FORCE_PTX_JIT); use s24.matmul, and the activation or its gradient by itself");
   return compute(stream, call);
 }
 

@@ -79,6 +79,7 @@ HOPPER = Generation(
             ("nvidia-h200", "slope_mvue exact", "bfloat16", False),
             ("nvidia-h200", "pack24_masked_both", "bfloat16", False),
             ("nvidia-h200", "matmul_squared_relu", "bfloat16", False),
+            # The same: experiments/benchmarks/results/probe/nvidia-h200_slope_2026-11-28.md.
             ("nvidia-h200", "matmul_slope", "bfloat16", False),
         }
     ),

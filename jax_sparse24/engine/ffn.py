@@ -110,9 +110,10 @@ def _ffn_bwd(execution, residuals, dy3_Td):
             y2_Tf, activation_vjp = jax.vjp(ACTIVATIONS[execution.activation], y1_Tf)
             arrays["y2"] = saved if y2_given else y2_Tf
             done = fusions.operands_of(execution, "B1", arrays, state, key, decisions["B1"])
-            if fusions.SLOPED.matches(execution, arrays["dy3"], saved, decisions["B1"]):
+            rule = fusions.dy1_in_one_pass(execution, arrays["dy3"], saved, decisions)
+            if rule is fusions.SLOPED:
                 arrays["dy1"] = fusions.SLOPED.run(execution, done, saved)
-            elif fusions.SLOPE_MVUE.matches(execution, saved, decisions["B4"]):
+            elif rule is fusions.SLOPE_MVUE:
                 arrays["dy1"], operands["B4"] = fusions.SLOPE_MVUE.run(
                     decisions["B4"], execution, saved, execution.multiply("B1", done), arrays["x"], key
                 )

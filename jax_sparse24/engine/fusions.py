@@ -296,7 +296,7 @@ class Sloped:
             return False
         (_, d), (_, f), dtype = dy3_Td.shape, saved_Tf.shape, dy3_Td.dtype
         w = Packed24(*Packed24.types(jax.ShapeDtypeStruct((f, d), dtype), -1), -1)
-        return MATMUL_SLOPE.in_one_pass(dy3_Td, w, saved_Tf, **self._options(execution), decision=decision)
+        return MATMUL_SLOPE.in_one_pass(dy3_Td, w, saved_Tf, **self._options(execution))
 
     def run(self, execution: Execution, operands: Operands, saved_Tf: jax.Array) -> jax.Array:
         """dY1 (T, f). operands: of B1. saved_Tf: as in `matches`."""
@@ -668,19 +668,36 @@ def _only_cut(row: Row) -> bool:
 
 
 def _multiplies_24(execution: Execution, name: str, weight: str, decision: Decision | None) -> bool:
-    """Whether a product multiplies by a 2:4 weight as our kernels do, or as those by cuSPARSELt that a table
-    chose, and is no sum over a mesh."""
+    """Whether our kernels are named, or cuSPARSELt was chosen by measurement, to multiply by a packed 2:4
+    weight, and the product is no sum over a mesh."""
     row, forms = execution.plan.row(name), {None: "compressed", "ffi": "packed"}
     if not (row and row.operand == weight and _only_cut(row)) or execution.summed(name):
         return False
-    packed = not row.by.multiplied and row.by.pattern == "2:4"
-    return packed and decision.form == forms.get(execution.implementation)
+    sparse = (
+        row.by.pattern == "2:4" and not row.by.multiplied
+    )  # else its values are multiplied, see `UNPACKED`
+    return sparse and decision.form == forms.get(execution.implementation)
 
 
 def _estimates(row: Row | None, operand: str) -> bool:
     """Whether a row does nothing but to make this operand its MVUE, of groups of neighbours."""
     estimated = row is not None and isinstance(row.by, MVUE) and row.operand == operand and _only_cut(row)
     return estimated and row.tokens == "consecutive" and not row.gather_features
+
+
+def dy1_in_one_pass(
+    execution: Execution,
+    dy3_Td: jax.Array,
+    saved_Tf: jax.Array,
+    decisions: Mapping[str, Decision | None],
+) -> Sloped | SlopeMVUE | None:
+    """The rule by which one pass makes dY1 where Y2 is not saved packed; None if XLA makes it of dY2.
+
+    saved_Tf: Y2 or Y1, whichever the forward pass has saved.
+    decisions: of `Execution.decisions`, for the four products of the backward pass."""
+    if SLOPED.matches(execution, dy3_Td, saved_Tf, decisions["B1"]):
+        return SLOPED
+    return SLOPE_MVUE if SLOPE_MVUE.matches(execution, saved_Tf, decisions["B4"]) else None
 
 
 def from_saved(

@@ -95,20 +95,21 @@ def _types(compressed, x_Td, *_, **__) -> jax.ShapeDtypeStruct:
 
 
 def _fits(axis: int):
+    """Whether the kernel takes operands, on a GPU that has it, of which w is packed along this axis."""
+
     def fits(_, x_Td, w, *saved, **__) -> bool:
-        """Whether the kernel takes the operands, on a GPU that has it."""
         (T, d), f = x_Td.shape, w.shape[-3 - axis]
         if not hardware.runs_code("sm_90a") or w.axis != axis:
             return False
         if {jnp.dtype(x.dtype) for x in (x_Td, w, *saved)} != {jnp.dtype(jnp.bfloat16)}:
             return False
-        return d % DEPTH == f % ROWS == 0 and max(T, d, f) <= MOST
+        return d % DEPTH == f % ROWS == 0 < d and max(T, d, f) <= MOST
 
     return fits
 
 
 def _faster(name: str):
-    """Whether the pass was measured to be faster than cuSPARSELt and XLA's operation after it."""
+    """Whether the pass was measured to be faster than cuSPARSELt's product and the pass after it."""
     return lambda dtype, **_: hardware.faster(name, dtype)
 
 

@@ -378,9 +378,12 @@ def test_which_blocks_take_one_pass_for_b1(monkeypatch):
     others = (s24.methods.Dense(), s24.methods.STE(), s24.methods.SSTE(), s24.methods.Activation24())
     for method in (*others, s24.methods.Venom()):
         assert not matches(method)
+    assert not matches(s24.methods.FST(fp8="tensor"))
     row = METHODS["FST exact"].ffn_plan().row("B1")
     assert not matches(Plan.of(FFN, B1=dataclasses.replace(row, other=Top2())))
     assert not matches(Plan.of(FFN, B1=row, F2=Row("y2", Top2())))
+    monkeypatch.setattr(Execution, "summed", lambda _, name: ("tp",) if name == "B1" else ())
+    assert not matches(), "shards of d: the slope belongs to the sum"
 
 
 def test_both_weight_gradients_are_unbiased():

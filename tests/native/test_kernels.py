@@ -235,21 +235,26 @@ def test_products_and_what_follows_them(target, capability, runs, caller, cuda_t
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", ["squared_relu", "relu"])
 def test_slopes_of_any_numbers(activation, caller, cuda_targets, fake_cusparselt):
-    """Numbers so small that a product with a slope is subnormal, zeros of both signs, and Inf and NaN in
-    what was saved. W2 is such that dY2 is dY3 twice."""
+    """In dY2 numbers so small that its product with a slope is subnormal, zeros of both signs, Inf and NaN,
+    beside each other, too; in what was saved any. W2 is such that dY2 is four times dY3, twice."""
     rng = np.random.default_rng(2)
     numbers = rng.integers(0, 1 << 16, (264, 128), np.uint16).view("bfloat16")
     finite = np.where(np.isfinite(numbers.astype(np.float32)), numbers, np.zeros_like(numbers))
-    w = np.tile(np.eye(128, dtype=np.float32), (2, 1)).astype("bfloat16")
+    w = np.tile(4 * np.eye(128, dtype=np.float32), (2, 1)).astype("bfloat16")
     saved = rng.integers(0, 1 << 16, (264, 256), np.uint16).view("bfloat16")
     saved[::2] = np.abs(rng.normal(size=(132, 256))).astype("bfloat16")
-    small = np.float32(2.0**-100) * rng.normal(size=(264, 128)).astype(np.float32)
-    for dy3 in (finite, small.astype("bfloat16"), np.full_like(finite, -0.0)):
+    scales = rng.choice(
+        np.float32([0, 1, 2.0**-100, 2.0**125, np.nan]), (264, 1), p=[0.3, 0.3, 0.2, 0.1, 0.1]
+    )
+    mixed = (scales * rng.normal(size=(264, 128)).astype(np.float32)).astype("bfloat16")
+    for dy3 in (finite, mixed, np.full_like(finite, -0.0)):
         targets = targets_of(cuda_targets, fake_cusparselt, "9.0")
         with at_once("cuda", caller, targets, capability="9.0") as ran:
             got = matmul_slope(dy3, s24.pack24(w, -1), saved, activation, implementation="ffi")
         assert "s24_matmul_slope" in ran
-        sums = (np.tile(dy3, (1, 2)).astype(np.float32) + np.float32(0)).astype("bfloat16")  # none is -0
+        with np.errstate(over="ignore"):
+            sums = np.tile(4 * dy3.astype(np.float32), (1, 2)) + np.float32(0)  # none is -0
+            sums = sums.astype("bfloat16")
         assert_same_bits(got, activation_gradient(jnp.asarray(saved), jnp.asarray(sums), activation))
 
 

@@ -437,6 +437,7 @@ SIZED = [
             calls,
             sizes={"T": 24, "d": 128, "f": 64},
             multiples={"d": 128, "f": 64},
+            least={"d": 128},
             more=partial(_calls_in_batches, calls),
             most=200_000,
             # One tile of a cluster; one with a block that has no rows; stages more than once; bands, of which

@@ -26,9 +26,8 @@ backward (gradients of X, W1 and W2). Everything a step does is counted: packing
 the product runs dense; FST's search for masks, once in 40 steps, is in the suite train-step. *against* names
 the fastest dense block of the case, which ratios divide by the block's time. *Producers* and *products* are
 measured one by one; the rest is what they leave of the whole, below zero where the whole takes less, which
-XLA compiles together. F1 with squared ReLU in one kernel is a product, and B1 with the slope, which gives
-dY1, too; else a pass that makes dY1 and its estimate for B4 is a producer. Without these the activation and
-dY1 are rest.
+XLA compiles together. F1 that gives Y2, with squared ReLU in its kernel, is a product, and so is B1 that
+gives dY1; a pass that makes dY1 and its estimate for B4 is a producer; else activation and dY1 are rest.
 *torch dense* is the same block compiled by PyTorch; *torch 2:4*, on a GPU, cuts both weights by a
 transposable mask, compresses them along both axes and multiplies by PyTorch's cuSPARSELt, gradients of
 weights being dense: the products of `FST-dense-wgrad`. *torch 2:4, compressed once in 40* counts a fortieth
@@ -310,7 +309,8 @@ def measure_case(case: Case, dtype: str, settings: Settings, progress=lambda tex
 def parts(case: Case, method, operands, states, implementation, settings: Settings) -> dict:
     """Medians of each product alone, and of what makes its sparse operand, by product. One pass that makes
     the operands of several is counted at B3, one that packs a weight for two at the forward one, and one that
-    makes dY1 and its estimate at B4."""
+    makes dY1 and its estimate at B4. A product whose kernel also applies the activation, or its slope, is one
+    with it."""
     run = Execution("bench", "ffn", method.ffn_plan(), implementation, "squared_relu")
     saved, made, features, programs, weights = None, {}, None, {}, {}
     x, dy1, dy3 = (operands[name] for name in ("x", "dy1", "dy3"))
@@ -338,8 +338,8 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
             own = {key: operands[key] for key, _ in FFN[names[0]]}
             done = fusions.operands_of(run, names[0], own, states, KEY, decisions[names[0]])
             weights[names[1]] = {weight: done.right}
-    sloped = fusions.SLOPED.matches(run, dy3, operands["y2"], decisions["B1"])
-    if not sloped and fusions.SLOPE_MVUE.matches(run, operands["y2"], decisions["B4"]):
+    rule = fusions.dy1_in_one_pass(run, dy3, operands["y2"], decisions)
+    if rule is fusions.SLOPE_MVUE:
         one_pass = partial(fusions.SLOPE_MVUE.run, decisions["B4"], run, key=KEY)
 
         def dy1_and_estimate(*given):
@@ -367,7 +367,7 @@ def parts(case: Case, method, operands, states, implementation, settings: Settin
             programs["product", name] = Program(at_entries, done.left, done.right, saved)
         elif name == "F1" and fusions.SQUARED.matches(run, x, case.f, decision, None):
             programs["product", name] = Program(partial(fusions.SQUARED.run, run), done)
-        elif name == "B1" and sloped:
+        elif name == "B1" and rule is fusions.SLOPED:
             programs["product", name] = Program(partial(fusions.SLOPED.run, run), done, operands["y2"])
         else:
             programs["product", name] = Program(partial(run.multiply, name, features=features), done)

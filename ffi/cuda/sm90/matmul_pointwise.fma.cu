@@ -5,16 +5,15 @@
 // gradient what the activation saved (N, R). Result: out (N, R) = max(D P^T, 0)^2, or dY1 of what was saved and of dY2 = D P^T;
 // the product is rounded to bfloat16 before, so that the bits are those of two passes.
 // Steps: one thread of a block copies stages of 64 of the contracted axis by boxes; two blocks of a cluster, above each other,
-// each copy half of D for both. Two warpgroups multiply 64 x 256 each, and leave what they get, rounded, in chunks of 64 columns.
+// each copy half of D for both. Two warpgroups multiply 64 x 256 each, and leave what they get, rounded, in chunks of 32 columns.
 // The three warps beside the copying thread finish these and write whole lines, while the next tile is multiplied; what was
 // saved they read one part ahead. Blocks stay for several tiles.
 // Constraints: R is a multiple of 64, K of 128.
 //
 // What else was tried is in experiments/benchmarks/results/probe/nvidia-h200_fused_2026-11-25.md and, for the slope, in
 // nvidia-h200_slope_2026-11-28.md beside it.
-#include "../simt/select.h"
-#include "../simt/slope.h"
 #include "boxes.cuh"
+#include "slope.h"
 #include "wgmma_sp.cuh"
 
 namespace s24 {
@@ -22,15 +21,15 @@ namespace cuda {
 namespace {
 
 // A stage; a chunk.
-constexpr int kStageDepth = 64, kStepDepth = 32, kChunkCols = 64;
+constexpr int kStageDepth = 64, kStepDepth = 32, kChunkCols = 32;
 constexpr int kRowsAtOnce = 8;  // of a 16-byte access
 
 // The tile of a cluster: that of its blocks, above each other.
 struct Shape {
-  static constexpr int kBlocks = 2, kGroups = 2, kStages = 4, kChunks = 3;
+  static constexpr int kBlocks = 2, kGroups = 2, kStages = 4, kChunks = 7;
   static constexpr int kBlockRows = 64 * kGroups, kRows = kBlocks * kBlockRows, kCols = kWgmmaCols;
   static constexpr int kFinishing = 3, kThreads = 128 * (1 + kGroups);  // warps
-  static constexpr int kParts = 4;  // of a chunk, each of which a warp finishes
+  static constexpr int kParts = 2;  // of a chunk, each of which a warp finishes
 };
 
 struct Stages {
@@ -156,7 +155,7 @@ __device__ __forceinline__ void multiply_tiles(const Product& p, int group, Stag
 constexpr int kPartCols = kChunkCols / Shape::kParts, kPartsOfTile = kWgmmaCols / kPartCols, kOwn = kPartCols / 2;
 using Rows = Vector<uint32_t, 4>;
 
-// What of `saved` the product meets, which can be made before that is there.
+// What a product is finished with, of what was saved.
 template <Pointwise op>
 __device__ __forceinline__ uint32_t factors(uint32_t saved) {
   return op == Pointwise::kSlopeOfSquaredRelu ? slopes_of_squares(saved) : saved;
@@ -169,16 +168,21 @@ __device__ __forceinline__ uint32_t finished(uint32_t product, uint32_t factors)
                                          : normal_gradients(factors, product);
 }
 
-// Whether dY2 has a number so small that its product with a slope could be subnormal: no positive y2 is below 2^-126.
+// Whether dY2 has a number so small that its product with a slope could be subnormal. Zeros are told apart only where there are any.
 __device__ __forceinline__ bool has_small(const Rows (&dy2)[kOwn]) {
-  uint32_t least = 0x7f807f80u;
+  uint32_t least = 0x7f807f80u, small = 0;
   S24_UNROLL
   for (int i = 0; i < kOwn; ++i) {
     S24_UNROLL
     for (int j = 0; j < 4; ++j) least = smaller_magnitudes(least, dy2[i].at[j]);
   }
-  least &= 0x7fff7fffu;
-  return float_of(first_of(least)) < 0x1p-63f || float_of(second_of(least)) < 0x1p-63f;
+  if (!is_small(least)) return false;
+  S24_UNROLL
+  for (int i = 0; i < kOwn; ++i) {
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) small |= small_numbers(dy2[i].at[j]);
+  }
+  return small != 0;
 }
 
 // A warp finishes a part at a time. What was saved for the next one is on its way meanwhile.
@@ -282,6 +286,7 @@ __device__ __forceinline__ void multiply_and_finish(const Operands& from, const 
   sync_cluster();  // nobody leaves while the other block may still signal it
 }
 
+// So many threads have 168 registers each, of which the slope of squared ReLU needs nearly all.
 template <Pointwise op>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     matmul_pointwise(const __grid_constant__ Operands operands, const __grid_constant__ Product product) {

@@ -201,17 +201,23 @@ def test_dy1_and_its_estimate_as_one_producer(bench, monkeypatch):
     assert (row["status"]["kernel"], row["bytes"]) == ("ok", 3 * size + size // 2 + size // 16)
 
 
-def test_f1_and_squared_relu_as_one_product(bench, monkeypatch):
-    """As where one pass does both, in the block and by itself."""
-    monkeypatch.setattr(fusions.Squared, "matches", lambda self, run, *_: run.plan.row("F1") is not None)
-    made, one_pass = [], fusions.Squared.run
-    monkeypatch.setattr(fusions.Squared, "run", lambda *a: made.append(a[1]) or one_pass(*a))
+@pytest.mark.parametrize(("rule", "name"), [("Squared", "F1"), ("Sloped", "B1")])
+def test_a_product_and_what_follows_it_as_one_product(rule, name, bench, monkeypatch):
+    """As where one pass does both, in the block and by itself. With dY1 of B1 its estimate alone is made
+    for B4, although a pass could make both."""
+    monkeypatch.setattr(fusions.SlopeMVUE, "matches", lambda self, run, *_: run.plan.row("B4") is not None)
+    rule = getattr(fusions, rule)
+    monkeypatch.setattr(rule, "matches", lambda self, run, *_: run.plan.row(name) is not None)
+    made, both, one_pass, slope_mvue = [], [], rule.run, fusions.SlopeMVUE.run
+    monkeypatch.setattr(rule, "run", lambda *a: made.append(a[1]) or one_pass(*a))
+    monkeypatch.setattr(fusions.SlopeMVUE, "run", lambda *a, **k: both.append(a) or slope_mvue(*a, **k))
     status, result, _, _ = bench("ffn", "--method", "FST", "--dtype", "bfloat16", "--implementation", "ffi")
     assert status == 0
     check_file(result, "ffn")
     fst = result["rows"][-1]
-    assert fst["parts_ms"]["product"]["F1"] > 0
+    assert fst["parts_ms"]["product"][name] > 0 and fst["parts_ms"]["producer"]["B4"] > 0
     assert {run.op for run in made} == {"bench", "sparse_ffn"}
+    assert bool(both) == (name == "F1")
 
 
 def test_ffn(bench):
