@@ -26,7 +26,8 @@ struct MatmulPointwiseCall : Call {
     a.op = op, a.rows = o.back(), a.depth = d.back(), a.cols = d[d.size() - 2];
     check.require(a.rows % kMatmulPointwiseRows == 0 && a.depth % kMatmulPointwiseDepth == 0 && a.depth > 0,
                   "needs R a multiple of " + std::to_string(kMatmulPointwiseRows) + " and K of " +
-                      std::to_string(kMatmulPointwiseDepth) + ", which is not zero, got a result " + text(o) + " and dense " + text(d));
+                      std::to_string(kMatmulPointwiseDepth) + ", which is not zero, got a result " + text(o) + " and dense " +
+                      text(d));
     check.require(a.rows <= kMatmulPointwiseMost && a.depth <= kMatmulPointwiseMost && a.cols <= kMatmulPointwiseMost,
                   "needs sizes of at most " + std::to_string(kMatmulPointwiseMost) + ", got " + text({a.rows, a.depth, a.cols}));
     const auto of_lead = [](Dims lead, int64_t first, int64_t last) { return lead.insert(lead.end(), {first, last}), lead; };
@@ -64,7 +65,8 @@ ffi::Error multiply(Device stream, const MatmulPointwiseCall& call) {
 }
 
 ffi::Error MatmulSquaredRelu(Device stream, ffi::AnyBuffer compressed, ffi::AnyBuffer dense, ffi::Result<ffi::AnyBuffer> out) {
-  return multiply(stream, MatmulPointwiseCall::of("s24_matmul_squared_relu", Pointwise::kSquaredRelu, compressed, dense, nullptr, *out));
+  constexpr const char* kName = "s24_matmul_squared_relu";
+  return multiply(stream, MatmulPointwiseCall::of(kName, Pointwise::kSquaredRelu, compressed, dense, nullptr, *out));
 }
 
 ffi::Error MatmulSlope(Device stream, int64_t relu, ffi::AnyBuffer compressed, ffi::AnyBuffer dense, ffi::AnyBuffer saved,

@@ -6,8 +6,8 @@
 // the product is rounded to bfloat16 before, so that the bits are those of two passes.
 // Steps: one thread of a block copies stages of 64 of the contracted axis by boxes; two blocks of a cluster, above each other,
 // each copy half of D for both. Two warpgroups multiply 64 x 256 each, and leave what they get, rounded, in chunks of 32 columns.
-// The three warps beside the copying thread finish these and write whole lines, while the next tile is multiplied; what was
-// saved they read one part ahead. Blocks stay for several tiles.
+// The three warps beside the copying thread finish these, which is the epilogue, and write whole lines, while the next tile is
+// multiplied; what was saved they read one part ahead. Blocks stay for several tiles.
 // Constraints: R is a multiple of 64, K of 128.
 //
 // What else was tried is in experiments/benchmarks/results/probe/nvidia-h200_fused_2026-11-25.md and, for the slope, in
@@ -168,7 +168,8 @@ __device__ __forceinline__ uint32_t finished(uint32_t product, uint32_t factors)
                                          : normal_gradients(factors, product);
 }
 
-// Whether dY2 has a number so small that its product with a slope could be subnormal. Zeros are told apart only where there are any.
+// Whether dY2 has a number so small that its product with a slope could be subnormal. Only where there are zeros they are told
+// apart from such numbers.
 __device__ __forceinline__ bool has_small(const Rows (&dy2)[kOwn]) {
   uint32_t least = 0x7f807f80u, small = 0;
   S24_UNROLL

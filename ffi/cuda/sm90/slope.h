@@ -1,5 +1,5 @@
-// The gradient of squared ReLU in bfloat16 in fewer instructions than simt/slope.h has, with those of Hopper: the same bits where no
-// product with a slope is subnormal.
+// The gradient of squared ReLU in bfloat16 in fewer instructions than simt/slope.h has, with those of Hopper: the same bits where
+// no product with a slope is subnormal.
 #pragma once
 #include "../simt/select.h"
 #include "../simt/slope.h"
