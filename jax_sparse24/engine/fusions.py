@@ -673,9 +673,8 @@ def _multiplies_24(execution: Execution, name: str, weight: str, decision: Decis
     row, forms = execution.plan.row(name), {None: "compressed", "ffi": "packed"}
     if not (row and row.operand == weight and _only_cut(row)) or execution.summed(name):
         return False
-    sparse = (
-        row.by.pattern == "2:4" and not row.by.multiplied
-    )  # else its values are multiplied, see `UNPACKED`
+    # What is `multiplied` is dense values of a weight, see `UNPACKED`.
+    sparse = row.by.pattern == "2:4" and not row.by.multiplied
     return sparse and decision.form == forms.get(execution.implementation)
 
 
@@ -691,7 +690,7 @@ def dy1_in_one_pass(
     saved_Tf: jax.Array,
     decisions: Mapping[str, Decision | None],
 ) -> Sloped | SlopeMVUE | None:
-    """The rule by which one pass makes dY1 where Y2 is not saved packed; None if XLA makes it of dY2.
+    """The rule by which one pass makes dY1 where Y2 is not saved packed; None if no such pass does.
 
     saved_Tf: Y2 or Y1, whichever the forward pass has saved.
     decisions: of `Execution.decisions`, for the four products of the backward pass."""

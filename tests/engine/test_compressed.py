@@ -118,7 +118,7 @@ def test_one_pass_makes_dy1_and_its_estimate(method, monkeypatch):
     assert other.startswith(matrix(D, T))
 
 
-# What was measured to be faster there; without its first two, the third would make dY1.
+# What was measured to be faster there. Without `matmul_slope`, `slope_mvue exact` would make dY1.
 FASTER = {"matmul_squared_relu", "matmul_slope", "slope_mvue exact"}
 
 

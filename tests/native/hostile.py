@@ -170,7 +170,7 @@ def right_calls(template: Template, platform: str) -> Iterator[tuple[str, Call]]
         name: [0, *(n for n in (1, base + 1) if multiple[name] == 1)] if name in free(sized) else []
         for name, base in sized.sizes.items()
     }
-    others |= {name: [sized.sizes[name] + 1] for name in sized.least}
+    others |= {name: [sized.sizes[name] + multiple[name]] for name in sized.least}
     places = [[(name, n) for n in (base, *others[name])] for name, base in sized.sizes.items()]
     for chosen in itertools.product(*places):
         sizes = {name: n for name, n in chosen if n != sized.sizes[name]}
@@ -181,7 +181,7 @@ def misfits(template: Template, platform: str) -> Iterator[tuple[str, Call]]:
     """At sizes that are no multiples of what they should be, that are too small, or forbidden."""
     sized, multiple = template.sized, multiples(template.sized, platform)
     found = [(name, n) for name, all_of in sized.forbidden.items() for n in all_of]
-    found += [(name, least - 1) for name, least in sized.least.items()]
+    found += [(name, least - multiple[name]) for name, least in sized.least.items()]
     for name, base in sized.sizes.items():
         part = multiple[name] // 2
         found += [(name, n) for n in (base - part, base + 1) if n % multiple[name]]

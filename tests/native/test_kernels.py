@@ -247,7 +247,9 @@ def test_slopes_of_any_numbers(activation, caller, cuda_targets, fake_cusparselt
         np.float32([0, 1, 2.0**-100, 2.0**125, np.nan]), (264, 1), p=[0.3, 0.3, 0.2, 0.1, 0.1]
     )
     mixed = (scales * rng.normal(size=(264, 128)).astype(np.float32)).astype("bfloat16")
-    for dy3 in (finite, mixed, np.full_like(finite, -0.0)):
+    each = rng.choice(np.float32([0, 1, 2.0**-62, 2.0**-66, 2.0**-100]), (264, 128))
+    each = (each * rng.normal(size=(264, 128)).astype(np.float32)).astype("bfloat16")
+    for dy3 in (finite, mixed, each, np.full_like(finite, -0.0)):
         targets = targets_of(cuda_targets, fake_cusparselt, "9.0")
         with at_once("cuda", caller, targets, capability="9.0") as ran:
             got = matmul_slope(dy3, s24.pack24(w, -1), saved, activation, implementation="ffi")

@@ -138,6 +138,7 @@ def test_which_calls_take_one_pass(on_h200, monkeypatch):
 
     assert in_one_pass() and in_one_pass((1, 14336, 4096)) and in_one_pass((MOST, d, f))
     assert not in_one_pass((T, d + 64, f)) and not in_one_pass((T, d, f + 32))
+    assert not in_one_pass((T, 0, f)), "nothing is summed"
     assert not in_one_pass((MOST + 1, d, f)) and not in_one_pass(axis=-1, shape=(T, d, d))
     for dtypes in (("float16", "float16"), ("float32", "float32"), ("float32", "bfloat16")):
         assert not in_one_pass(dtypes=dtypes)
@@ -209,14 +210,14 @@ def test_it_is_the_slope_times_the_rounded_product(dtype, activation, implementa
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_the_steps_multiply_as_was_decided_of_slopes(activation, implementation):
+def test_the_steps_of_slopes_multiply_as_was_decided(activation, implementation):
     """Where no implementation is named, and nothing is decided again."""
     dy3, w, y2 = operands_of_slopes()
     want = activation_gradient(y2, contract(dy3, w, -1, -1, implementation), activation)
     assert_same_bits(matmul_slope(dy3, w, y2, activation, decision=named(implementation)), want)
 
 
-def test_vmap_broadcasts_of_slopes(implementation):
+def test_vmap_broadcasts_slopes(implementation):
     dy3, w, y2 = operands_of_slopes(batch=(3,))
 
     def run(*given):
@@ -235,7 +236,7 @@ def test_vmap_broadcasts_of_slopes(implementation):
 
 
 @cpu_only
-def test_which_calls_take_one_pass_of_slopes(on_h200):
+def test_which_slopes_take_one_pass(on_h200):
     """On Hopper, whole tiles of bfloat16 in all three operands, where our kernels are asked for."""
 
     def in_one_pass(shape=(T, d, f), dtypes=3 * ("bfloat16",), implementation="ffi", axis=-1):
@@ -248,6 +249,7 @@ def test_which_calls_take_one_pass_of_slopes(on_h200):
 
     assert in_one_pass() and in_one_pass((1, 14336, 4096)) and in_one_pass((MOST, d, f))
     assert not in_one_pass((T, d + 64, f)) and not in_one_pass((T, d, f + 32))
+    assert not in_one_pass((T, 0, f)), "nothing is summed"
     assert not in_one_pass((MOST + 1, d, f)) and not in_one_pass((T, d, d), axis=-2)
     wide = ("float32", "bfloat16", "bfloat16")
     for dtypes in (3 * ("float16",), wide, wide[::-1]):
@@ -257,7 +259,7 @@ def test_which_calls_take_one_pass_of_slopes(on_h200):
 
 @cpu_only
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_one_call_on_hopper_of_slopes(activation, on_h200):
+def test_slopes_are_one_call_on_hopper(activation, on_h200):
     """That reads the compressed weight, dY3 and what was saved, and writes dY1; nothing else is computed."""
 
     def made(dy3, w, saved):

@@ -8,7 +8,7 @@
 // each copy half of D for both. Two warpgroups multiply 64 x 256 each, and leave what they get, rounded, in chunks of 32 columns.
 // The three warps beside the copying thread finish these, which is the epilogue, and write whole lines, while the next tile is
 // multiplied; what was saved they read one part ahead. Blocks stay for several tiles.
-// Constraints: R is a multiple of 64, K of 128.
+// Constraints: R is a multiple of 64, K of 128, and none is zero.
 //
 // What else was tried is in experiments/benchmarks/results/probe/nvidia-h200_fused_2026-11-25.md and, for the slope, in
 // nvidia-h200_slope_2026-11-28.md beside it.
@@ -177,7 +177,7 @@ __device__ __forceinline__ bool has_small(const Rows (&dy2)[kOwn]) {
     S24_UNROLL
     for (int j = 0; j < 4; ++j) least = smaller_magnitudes(least, dy2[i].at[j]);
   }
-  if (!is_small(least)) return false;
+  if (!small_or_zero(least)) return false;
   S24_UNROLL
   for (int i = 0; i < kOwn; ++i) {
     S24_UNROLL

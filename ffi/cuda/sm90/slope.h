@@ -35,11 +35,13 @@ S24_HD uint32_t normal_gradients(uint32_t slopes, uint32_t dy2) {
 #if S24_PAIRS_OF_HOPPER
   uint32_t products;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(products) : "r"(slopes), "r"(dy2));
-  return products & at_least<BF16>(slopes, 0x00800080u);
+  return products & at_least<BF16>(slopes, 0x00800080u);  // by one instruction, for which NaN is less than any number
 #else
   return of_halves(
       [](uint16_t slope, uint16_t dy2) {
-        return uint16_t(slope_times<BF16>(float_of(BF16::to_f32(slope)), dy2) & is_positive<BF16>(slope));
+        const float product = float_of(BF16::to_f32(slope)) * float_of(BF16::to_f32(dy2));  // with subnormals, as there
+        const bool is_nan = (bits_of(product) & kF32Magnitude) > kF32Inf;
+        return uint16_t((is_nan ? BF16::kMagnitude : BF16::from_f32(bits_of(product))) & is_positive<BF16>(slope));
       },
       slopes, dy2);
 #endif
@@ -65,9 +67,7 @@ S24_HD uint32_t small_numbers(uint32_t dy2) {
   return (magnitudes + 0x7fff7fffu) & ~(magnitudes + smallest) & 0x80008000u;
 }
 
-// The same of one of two magnitudes, which may be zero, with any sign.
-S24_HD bool is_small(uint32_t magnitudes) {
-  return (magnitudes & 0x7fffu) < kSmall || (magnitudes >> 16 & 0x7fffu) < kSmall;
-}
+// Whether one of two elements is smaller, or zero.
+S24_HD bool small_or_zero(uint32_t dy2) { return (dy2 & 0x7fffu) < kSmall || (dy2 >> 16 & 0x7fffu) < kSmall; }
 
 }  // namespace s24
