@@ -28,24 +28,18 @@ S24_HD float squared_slope(typename T::Bits saved) {
   return float_of(T::to_f32(T::from_f32(bits_of(x + x))));
 }
 
-// A slope, a number of the type, times dY2.
-template <class T>
-S24_HD typename T::Bits slope_times(float slope, typename T::Bits dy2) {
-  using Bits = typename T::Bits;
-  const float made = slope * without_subnormals(float_of(T::to_f32(dy2)));
-  const uint32_t size = bits_of(made) & kF32Magnitude;
-  return size > kF32Inf         ? T::kMagnitude
-         : size < kF32MinNormal ? Bits(dy2 & Bits(~T::kMagnitude))
-                                : T::from_f32_number(bits_of(made));
-}
-
 // dY1 of what was saved and dY2.
 template <class T, Slope slope>
 S24_HD typename T::Bits activation_gradient(typename T::Bits saved, typename T::Bits dy2) {
   using Bits = typename T::Bits;
   const Bits positive = is_positive<T>(saved);
   if constexpr (slope == Slope::kRelu) return Bits(dy2 & positive);
-  return Bits(slope_times<T>(squared_slope<T>(saved), dy2) & positive);
+  const float made = squared_slope<T>(saved) * without_subnormals(float_of(T::to_f32(dy2)));
+  const uint32_t size = bits_of(made) & kF32Magnitude;
+  const Bits product = size > kF32Inf         ? T::kMagnitude
+                       : size < kF32MinNormal ? Bits(dy2 & Bits(~T::kMagnitude))
+                                              : T::from_f32_number(bits_of(made));
+  return Bits(product & positive);
 }
 
 }  // namespace s24

@@ -25,9 +25,8 @@ struct MatmulPointwiseCall : Call {
     MatmulPointwiseArgs& a = call.args;
     a.op = op, a.rows = o.back(), a.depth = d.back(), a.cols = d[d.size() - 2];
     check.require(a.rows % kMatmulPointwiseRows == 0 && a.depth % kMatmulPointwiseDepth == 0 && a.depth > 0,
-                  "needs R a multiple of " + std::to_string(kMatmulPointwiseRows) + " and K of " +
-                      std::to_string(kMatmulPointwiseDepth) + ", and none of K = 0, got a result " + text(o) + " and dense " +
-                      text(d));
+                  "needs R a multiple of " + std::to_string(kMatmulPointwiseRows) + " and K a positive multiple of " +
+                      std::to_string(kMatmulPointwiseDepth) + ", got a result " + text(o) + " and dense " + text(d));
     check.require(a.rows <= kMatmulPointwiseMost && a.depth <= kMatmulPointwiseMost && a.cols <= kMatmulPointwiseMost,
                   "needs sizes of at most " + std::to_string(kMatmulPointwiseMost) + ", got " + text({a.rows, a.depth, a.cols}));
     const auto of_lead = [](Dims lead, int64_t first, int64_t last) { return lead.insert(lead.end(), {first, last}), lead; };

@@ -109,16 +109,16 @@ def _ffn_bwd(execution, residuals, dy3_Td):
             y1_Tf = input_of(saved, execution.activation) if y2_given else saved
             y2_Tf, activation_vjp = jax.vjp(ACTIVATIONS[execution.activation], y1_Tf)
             arrays["y2"] = saved if y2_given else y2_Tf
-            done = fusions.operands_of(execution, "B1", arrays, state, key, decisions["B1"])
             rule = fusions.dy1_in_one_pass(execution, arrays["dy3"], saved, decisions)
+            b1 = execution, "B1", arrays, state, key, decisions["B1"]
             if rule is fusions.SLOPED:
-                arrays["dy1"] = fusions.SLOPED.run(execution, done, saved)
+                arrays["dy1"] = fusions.SLOPED.run(execution, fusions.operands_of(*b1), saved)
             elif rule is fusions.SLOPE_MVUE:
                 arrays["dy1"], operands["B4"] = fusions.SLOPE_MVUE.run(
-                    decisions["B4"], execution, saved, execution.multiply("B1", done), arrays["x"], key
+                    decisions["B4"], execution, saved, product(*b1), arrays["x"], key
                 )
             else:
-                (arrays["dy1"],) = activation_vjp(execution.multiply("B1", done))
+                (arrays["dy1"],) = activation_vjp(product(*b1))
         if features is None and fusions.SHARED_FEATURES.matches(execution):
             features = fusions.SHARED_FEATURES.run(execution, arrays["y2"], counts_f)
 

@@ -1,5 +1,6 @@
 """2:4 products and an elementwise operation on what they give, in one pass."""
 
+from functools import partial
 from typing import Literal
 
 import jax
@@ -94,23 +95,19 @@ def _types(compressed, x_Td, *_, **__) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((x_Td.shape[0], compressed.shape[0] // 9 * 8), x_Td.dtype)
 
 
-def _fits(axis: int):
-    """Whether the kernel takes operands, on a GPU that has it, of which w is packed along this axis."""
-
-    def fits(_, x_Td, w, *saved, **__) -> bool:
-        (T, d), f = x_Td.shape, w.shape[-3 - axis]
-        if not hardware.runs_code("sm_90a") or w.axis != axis:
-            return False
-        if {jnp.dtype(x.dtype) for x in (x_Td, w, *saved)} != {jnp.dtype(jnp.bfloat16)}:
-            return False
-        return d % DEPTH == f % ROWS == 0 < d and max(T, d, f) <= MOST
-
-    return fits
+def _fits(axis: int, _, x_Td, w, *saved, **__) -> bool:
+    """Whether the kernel takes the operands, on a GPU that has it, with w packed along this axis."""
+    (T, d), f = x_Td.shape, w.shape[-3 - axis]
+    if not hardware.runs_code("sm_90a") or w.axis != axis:
+        return False
+    if {jnp.dtype(x.dtype) for x in (x_Td, w, *saved)} != {jnp.dtype(jnp.bfloat16)}:
+        return False
+    return d % DEPTH == f % ROWS == 0 < d and max(T, d, f) <= MOST
 
 
-def _faster(name: str):
+def _faster(name: str, dtype, **_) -> bool:
     """Whether the pass was measured to be faster than cuSPARSELt's product and the pass after it."""
-    return lambda dtype, **_: hardware.faster(name, dtype)
+    return hardware.faster(name, dtype)
 
 
 SQUARED_RELU_KERNEL = Kernel("s24_matmul_squared_relu", _types)
@@ -118,8 +115,8 @@ MATMUL_SQUARED_RELU = Operation(
     "matmul_squared_relu",
     composed=_squares_in_steps,
     cuda=lambda x_Td, w, **_: SQUARED_RELU_KERNEL(_compressed(w), x_Td),
-    fits=_fits(-2),
-    measured=_faster("matmul_squared_relu"),
+    fits=partial(_fits, -2),
+    measured=partial(_faster, "matmul_squared_relu"),
 )
 SLOPE_KERNEL = Kernel("s24_matmul_slope", _types, lambda activation: {"relu": activation == "relu"})
 MATMUL_SLOPE = Operation(
@@ -128,6 +125,6 @@ MATMUL_SLOPE = Operation(
     cuda=lambda dy3_Td, w, saved_Tf, *, activation, **_: SLOPE_KERNEL(
         _compressed(w), dy3_Td, saved_Tf, activation=activation
     ),
-    fits=_fits(-1),
-    measured=_faster("matmul_slope"),
+    fits=partial(_fits, -1),
+    measured=partial(_faster, "matmul_slope"),
 )

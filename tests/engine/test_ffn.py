@@ -227,15 +227,26 @@ def test_which_blocks_take_one_pass_for_dy1(monkeypatch):
         assert not fusions.SLOPE_MVUE.matches(execution, saved, packed)
 
 
+def assert_same_in_one_pass(rule, found, monkeypatch) -> None:
+    """What `found()` computes has the same bits, in several programs, where a rule of `fusions` matches."""
+    want, runs, one_pass = found(), [], rule.run
+    monkeypatch.setattr(rule, "matches", lambda *_: True)
+    monkeypatch.setattr(rule, "run", lambda *a: runs.append(a) or one_pass(*a))
+    got = found()
+    assert len(runs) >= 2
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_same_bits(a, b)
+
+
 SQUARED_BY = ("FST exact", "FST None", "STE")
 
 
 @pytest.mark.parametrize("name", SQUARED_BY)
 def test_one_pass_gives_the_bits_of_f1_and_then_its_squares(name, monkeypatch):
     """Value and gradients, alone, in a loop, recomputed and mapped; Y1 is nowhere."""
-    method, runs = METHODS[name], []
+    method = METHODS[name]
     x, w1, w2, dy3 = oracle.matrices(1, "bfloat16", (T, d), (d, f), (f, out), (T, out))
-    state, one_pass = states(method, w1, w2), fusions.Squared.run
+    state = states(method, w1, w2)
 
     def block(x, w1, w2):
         return s24.sparse_ffn(x, w1, w2, method, state, KEY, implementation="ffi")
@@ -256,24 +267,25 @@ def test_one_pass_gives_the_bits_of_f1_and_then_its_squares(name, monkeypatch):
         whole = [jax.jit(run)(x, w1, w2) for run in (alone, again, block)]
         return *whole, jax.jit(loop)(x), jax.jit(many)(x)
 
-    want = found()
-    monkeypatch.setattr(fusions.Squared, "matches", lambda *_: True)
-    monkeypatch.setattr(fusions.Squared, "run", lambda *a: runs.append(a) or one_pass(*a))
-    got = found()
-    assert len(runs) >= 2
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert_same_bits(a, b)
+    assert_same_in_one_pass(fusions.Squared, found, monkeypatch)
+
+
+def every_operation_fits(monkeypatch, *names) -> list[tuple]:
+    """Lets each operation be one pass whatever it is given. Returns what was asked: the operation's name, the
+    shapes of its operands, and these options."""
+    asked = []
+
+    def can(self, *operands, **options):
+        asked.append((self.name, *(x.shape for x in operands), *(options[name] for name in names)))
+        return True
+
+    monkeypatch.setattr(operation.Operation, "in_one_pass", can)
+    return asked
 
 
 def test_which_blocks_take_one_pass_for_y2(monkeypatch):
     """Those that multiply a packed W1 and need no Y1, where one pass can make Y2."""
-    asked = []
-
-    def can(self, *operands, **options):
-        asked.append((self.name, *(x.shape for x in operands), options["implementation"]))
-        return True
-
-    monkeypatch.setattr(operation.Operation, "in_one_pass", can)
+    asked = every_operation_fits(monkeypatch, "implementation")
     x, bias = jnp.ones((T, d), jnp.bfloat16), jnp.ones(f, jnp.bfloat16)
     packed = Decision("ffi", "asked for", "packed")
     measured = Decision("cusparselt", "measured", "compressed")
@@ -325,9 +337,9 @@ SLOPED_BY = {name: METHODS[name] for name in ("FST exact", "FST None")} | {"SLoP
 @pytest.mark.parametrize("name", SLOPED_BY)
 def test_one_pass_gives_the_bits_of_b1_and_then_the_slope(name, activation, monkeypatch):
     """Gradients, also recomputed and mapped, with a bias, whose gradient is a sum of dY1."""
-    method, runs = SLOPED_BY[name], []
+    method = SLOPED_BY[name]
     x, w1, w2, dy3, b1 = oracle.matrices(1, "bfloat16", (T, d), (d, f), (f, out), (T, out), (f,))
-    state, one_pass = states(method, w1, w2), fusions.Sloped.run
+    state = states(method, w1, w2)
 
     def block(x, w1, w2, b1):
         options = {"b1": b1, "activation": activation, "implementation": "ffi"}
@@ -339,26 +351,12 @@ def test_one_pass_gives_the_bits_of_b1_and_then_the_slope(name, activation, monk
         again = lambda *a: jax.vjp(jax.checkpoint(block), *a)[1](dy3)  # noqa: E731
         return [jax.jit(run)(x, w1, w2, b1) for run in (many, again)]
 
-    want = found()
-    monkeypatch.setattr(fusions.Sloped, "matches", lambda *_: True)
-    monkeypatch.setattr(fusions.Sloped, "run", lambda *a: runs.append(a) or one_pass(*a))
-    got = found()
-    assert len(runs) >= 2
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert_same_bits(a, b)
+    assert_same_in_one_pass(fusions.Sloped, found, monkeypatch)
 
 
 def test_which_blocks_take_one_pass_for_b1(monkeypatch):
     """Those that multiply by a packed W2 and save all of Y2, where one pass can make dY1."""
-    asked = []
-
-    def can(self, *operands, **options):
-        asked.append(
-            (self.name, *(x.shape for x in operands), options["activation"], options["implementation"])
-        )
-        return True
-
-    monkeypatch.setattr(operation.Operation, "in_one_pass", can)
+    asked = every_operation_fits(monkeypatch, "activation", "implementation")
     dy3, saved = jnp.ones((T, out), jnp.bfloat16), jnp.ones((T, f), jnp.bfloat16)
     packed = Decision("ffi", "asked for", "packed")
     measured = Decision("cusparselt", "measured", "compressed")

@@ -126,15 +126,14 @@ def _calls_of_products(pack, dtype, R, K, N, sides=(True, False), **options) -> 
 def _calls_in_batches(products, dtype, **sizes) -> Calls:
     """The first of the products in a batch of two, which have operands of their own, or one for both."""
     product, operands = next(iter(products(dtype, **sizes)))
-    for axes in itertools.product((0, None), repeat=len(operands)):
+    for axes in list(itertools.product((0, None), repeat=len(operands)))[:-1]:  # one at least is mapped
 
         def call(*arrays, axes=axes):
             *arrays, impl = arrays
             return jax.vmap(lambda *arrays: product(*arrays, impl), axes)(*arrays)
 
         shapes = [(2, *a.shape) if axis == 0 else a.shape for a, axis in zip(operands, axes, strict=True)]
-        if 0 in axes:
-            yield call, _arrays(dtype, *shapes)
+        yield call, _arrays(dtype, *shapes)
 
 
 def _calls_of_shards(axis, dtype, R, K, batch=()) -> Calls:
@@ -210,6 +209,11 @@ def _calls_of_sloped_products(dtype, T, d, f) -> Calls:
             return matmul_slope(dy3, packed24(w, impl, -1), saved, activation, implementation=impl)
 
         yield call, _arrays(dtype, (T, d), (f, d), (T, f))
+
+
+# T, d, f: one tile of a cluster; one with a block that has no rows; stages more than once; bands, of which
+# the last is narrower, with rows and columns that are missing.
+_TILES_OF_HOPPER = ((256, 128, 256), (1, 128, 128), (300, 640, 64), (520, 256, 576), (2400, 128, 320))
 
 
 def _calls_of_gated(transposed, dz_transposed, packs, dtype, R, K) -> Calls:
@@ -440,15 +444,7 @@ SIZED = [
             least={"d": 128},
             more=partial(_calls_in_batches, calls),
             most=200_000,
-            # One tile of a cluster; one with a block that has no rows; stages more than once; bands, of which
-            # the last is narrower, with rows and columns that are missing.
-            places=tuple(
-                ("bfloat16", {"T": T, "d": d, "f": f})
-                for T, d, f in (
-                    *((256, 128, 256), (1, 128, 128), (300, 640, 64)),
-                    *((520, 256, 576), (2400, 128, 320)),
-                )
-            ),
+            places=tuple(("bfloat16", dict(zip("Tdf", sizes, strict=True))) for sizes in _TILES_OF_HOPPER),
             dtypes=("bfloat16",),
             only="cuda",
             sums=True,

@@ -6,13 +6,7 @@
 
 namespace s24 {
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define S24_PAIRS_OF_HOPPER 1
-#else
-#define S24_PAIRS_OF_HOPPER 0
-#endif
-
-// f(element) of two elements, or f(one element, the other).
+// f of the first element of each word, and of the second one of each.
 template <class F, class... W>
 S24_HD uint32_t of_halves(F f, W... words) {
   return uint32_t(f(uint16_t(words)...)) | uint32_t(f(uint16_t(words >> 16)...)) << 16;
@@ -20,7 +14,7 @@ S24_HD uint32_t of_halves(F f, W... words) {
 
 // The slopes at two y2: twice their roots. Where y2 is not positive, nor is the slope.
 S24_HD uint32_t slopes_of_squares(uint32_t y2) {
-#if S24_PAIRS_OF_HOPPER
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t slopes = roots_of(y2);
   asm("add.rn.bf16x2 %0, %0, %0;" : "+r"(slopes));
   return slopes;
@@ -32,10 +26,10 @@ S24_HD uint32_t slopes_of_squares(uint32_t y2) {
 
 // Two elements of dY1, of such slopes and of dY2 with which no product is subnormal: it is rounded by itself as it is in float32.
 S24_HD uint32_t normal_gradients(uint32_t slopes, uint32_t dy2) {
-#if S24_PAIRS_OF_HOPPER
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t products;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(products) : "r"(slopes), "r"(dy2));
-  return products & at_least<BF16>(slopes, 0x00800080u);  // by one instruction, for which NaN is less than any number
+  return products & at_least<BF16>(slopes, 0x00800080u);  // set.ge, which is false of NaN
 #else
   return of_halves(
       [](uint16_t slope, uint16_t dy2) {
@@ -49,7 +43,7 @@ S24_HD uint32_t normal_gradients(uint32_t slopes, uint32_t dy2) {
 
 // Of two bfloat16 each the smaller magnitude, with any sign, and a number rather than a NaN.
 S24_HD uint32_t smaller_magnitudes(uint32_t a, uint32_t b) {
-#if S24_PAIRS_OF_HOPPER
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm("min.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
   return a;
 #else
@@ -61,7 +55,7 @@ S24_HD uint32_t smaller_magnitudes(uint32_t a, uint32_t b) {
 // one with a zero.
 constexpr uint32_t kSmall = 0x2000u;  // 2^-63 in bfloat16
 
-// Not zero if one of two elements of dY2 is smaller, and no zero.
+// Bits that are set for each of two elements of dY2 that is smaller than that and not zero.
 S24_HD uint32_t small_numbers(uint32_t dy2) {
   const uint32_t magnitudes = dy2 & 0x7fff7fffu, smallest = (0x8000u - kSmall) * 0x10001u;
   return (magnitudes + 0x7fff7fffu) & ~(magnitudes + smallest) & 0x80008000u;

@@ -1,5 +1,6 @@
 """Checks that what is cut over a mesh has the values, gradients and draws of one device."""
 
+import contextlib
 import dataclasses
 import functools
 from unittest import mock
@@ -10,6 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import jax_sparse24 as s24
+from jax_sparse24.dispatch.operation import Operation
 from jax_sparse24.engine import fusions
 from jax_sparse24.engine.gated import Weight, gated_ffn
 from tests.engine.eight_devices.common import (
@@ -183,44 +185,44 @@ def check_draws_are_those_of_one_device():
         np.testing.assert_array_equal(drawn, want, f"{sizes} {explicit}")
 
 
-def check_one_pass_makes_the_shards_of_dy1_and_their_estimates():
-    """The bits of the slope and then the estimate, which a CPU computes either way."""
+def _check_one_pass(name, *patches, **options):
+    """The bits of several steps, which a CPU computes either way.
+
+    name: of the operation in `fusions` that is called once then.
+    patches: under which it is called."""
     for explicit, sizes in ((False, {"dp": 2, "fsdp": 2, "tp": 2}), (True, {"dp": 4, "tp": 2})):
-        run, arguments = partitioned(s24.methods.FST(), sizes, explicit, "squared_relu", seed=9)
+        given = s24.methods.FST(), sizes, explicit, "squared_relu"
+        run, arguments = partitioned(*given, seed=9, **options)
         want = run.compile()(*arguments)
-        one_pass = mock.patch.object(fusions, "slope_mvue_pack24", wraps=fusions.slope_mvue_pack24)
-        with mock.patch.object(fusions.SlopeMVUE, "matches", lambda *_: True), one_pass as made:
-            run, _ = partitioned(s24.methods.FST(), sizes, explicit, "squared_relu", seed=9)
+        with contextlib.ExitStack() as stack:
+            for patch in patches:
+                stack.enter_context(patch)
+            made = stack.enter_context(mock.patch.object(fusions, name, wraps=getattr(fusions, name)))
+            run, _ = partitioned(*given, seed=9, **options)
         made.assert_called_once()
         jax.tree.map(np.testing.assert_array_equal, run.compile()(*arguments), want)
+
+
+def _never(rule):
+    return mock.patch.object(rule, "matches", lambda *_: False)
+
+
+def _one_pass_fits():
+    return mock.patch.object(Operation, "in_one_pass", lambda *_, **__: True)
+
+
+def check_one_pass_makes_the_shards_of_dy1_and_their_estimates():
+    takes = mock.patch.object(fusions.SlopeMVUE, "matches", lambda *_: True)
+    _check_one_pass("slope_mvue_pack24", takes)
 
 
 def check_one_pass_multiplies_and_squares_the_shards_of_y2():
-    """The bits of two steps, which a CPU computes either way."""
-    fits = mock.patch.object(fusions.MATMUL_SQUARED_RELU.__class__, "in_one_pass", lambda *_, **__: True)
-    for explicit, sizes in ((False, {"dp": 2, "fsdp": 2, "tp": 2}), (True, {"dp": 4, "tp": 2})):
-        given = s24.methods.FST(), sizes, explicit, "squared_relu"
-        run, arguments = partitioned(*given, seed=9, dtype="bfloat16")
-        want = run.compile()(*arguments)
-        one_pass = mock.patch.object(fusions, "matmul_squared_relu", wraps=fusions.matmul_squared_relu)
-        with mock.patch.object(fusions.SlopeMVUE, "matches", lambda *_: False), fits, one_pass as made:
-            run, _ = partitioned(*given, seed=9, dtype="bfloat16")
-        made.assert_called_once()
-        jax.tree.map(np.testing.assert_array_equal, run.compile()(*arguments), want)
+    others = _never(fusions.SlopeMVUE), _never(fusions.Sloped)
+    _check_one_pass("matmul_squared_relu", *others, _one_pass_fits(), dtype="bfloat16")
 
 
 def check_one_pass_multiplies_the_shards_of_dy3_by_the_slope():
-    """The bits of two steps, which a CPU computes either way."""
-    fits = mock.patch.object(fusions.MATMUL_SLOPE.__class__, "in_one_pass", lambda *_, **__: True)
-    for explicit, sizes in ((False, {"dp": 2, "fsdp": 2, "tp": 2}), (True, {"dp": 4, "tp": 2})):
-        given = s24.methods.FST(), sizes, explicit, "squared_relu"
-        run, arguments = partitioned(*given, seed=9, dtype="bfloat16")
-        want = run.compile()(*arguments)
-        one_pass = mock.patch.object(fusions, "matmul_slope", wraps=fusions.matmul_slope)
-        with mock.patch.object(fusions.Squared, "matches", lambda *_: False), fits, one_pass as made:
-            run, _ = partitioned(*given, seed=9, dtype="bfloat16")
-        made.assert_called_once()
-        jax.tree.map(np.testing.assert_array_equal, run.compile()(*arguments), want)
+    _check_one_pass("matmul_slope", _never(fusions.Squared), _one_pass_fits(), dtype="bfloat16")
 
 
 def check_linear_and_gated_layers_over_dp_and_tp():
