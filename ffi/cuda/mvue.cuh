@@ -48,13 +48,13 @@ template <class T, int kDraws, class F>
 __device__ __forceinline__ void choose_four(const Numbers (&numbers)[4], const QuartetDraw<kDraws>& draws, F group,
                                             Chosen (&chosen)[4]) {
   constexpr bool kExact = kDraws == 1;
-  float common = 1.0f;
+  Common common;
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
     const auto& words = draws.group[i].words;
     choose_estimate<T, kExact>(numbers[i], words[0], words[1], chosen[i], common);
   }
-  if (all_common(common)) return;
+  if (common.all()) return;
   S24_UNROLL
   for (int i = 0; i < 4; ++i) {
     const auto& words = draws.group[i].words;

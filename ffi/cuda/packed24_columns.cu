@@ -4,6 +4,7 @@
 // Steps: a block takes several tiles of the group axis in turn. It loads the next tile, encodes one, and transposes it through
 // shared memory, so that both sides are read and written in 16-byte pieces of whole lines.
 // Constraints: fits_columns says which calls fall into whole tiles.
+#include "mma_sp.cuh"
 #include "packed24_tile.cuh"
 
 namespace s24 {
@@ -46,18 +47,10 @@ __device__ __forceinline__ void pack_row_of_squares(const Vector<uint32_t, 4>& r
 template <PackOp op, class Bits>
 struct Input {
   static constexpr int kLanes = Tile<Bits>::kLanes;
+  using Allowed = Vector<uint32_t, kLanes / 4>;  // words: bytes would be spilled
   FourRows rows;
-  Vector<uint32_t, kLanes / 4> allowed[op == PackOp::kMasked ? 4 : 1];  // words: bytes would be spilled
+  Allowed allowed[op == PackOp::kMasked ? 4 : 1];
 
-  // next: from one row to the next.
-  __device__ __forceinline__ void read(const Bits* dense, const uint8_t* mask, uint64_t at, uint64_t next) {
-    S24_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      rows[j] = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(dense + at + next * j));
-      if constexpr (op == PackOp::kMasked)
-        allowed[j] = load<uint32_t, kLanes / 4>(reinterpret_cast<const uint32_t*>(mask + at + next * j));
-    }
-  }
   __device__ __forceinline__ uint32_t mask_bytes(int l) const {
     if constexpr (op == PackOp::kMasked) {
       const uint32_t words[4] = {allowed[0].at[l / 4], allowed[1].at[l / 4], allowed[2].at[l / 4], allowed[3].at[l / 4]};
@@ -67,18 +60,53 @@ struct Input {
   }
 };
 
+// The next tile, which is copied while one is packed: in registers it would take the place of blocks. A thread reads back what it
+// has copied, so that no barrier is needed.
+template <PackOp op, class Bits>
+struct Coming {
+  using In = Input<op, Bits>;
+  static constexpr int kRows = op == PackOp::kUnpack ? 1 : 4, kAllowed = op == PackOp::kMasked ? kThreads : 1;
+  Vector<uint32_t, 4> rows[kRows][kThreads];
+  typename In::Allowed allowed[kRows][kAllowed];
+
+  // next: from one row to the next.
+  __device__ __forceinline__ void copy(const Bits* dense, const uint8_t* mask, uint64_t at, uint64_t next) {
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      copy_async<16>(&rows[j][threadIdx.x], dense + at + next * j, true);
+      if constexpr (op == PackOp::kMasked)
+        copy_async<sizeof(typename In::Allowed)>(&allowed[j][threadIdx.x], mask + at + next * j, true);
+    }
+    commit_copies();
+  }
+
+  __device__ __forceinline__ In read() const {
+    In in;
+    wait_copies<0>();
+    S24_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      in.rows[j] = rows[j][threadIdx.x];
+      if constexpr (op == PackOp::kMasked) in.allowed[j] = allowed[j][threadIdx.x];
+    }
+    asm volatile("" ::: "memory");  // before the next copy
+    return in;
+  }
+};
+
 // Blocks that share a multiprocessor: fewer where threads need more registers.
 template <PackOp op, bool kRowsToo>
 constexpr int kBlocks = kDraws<op> > 0 || op == PackOp::kMasked || op == PackOp::kSoft || kRowsToo ? 3 : 4;
 
-// How many tiles a block takes, and how many strips blocks share: what was fastest on an H200. With kMasked, kGather and
-// kSoft nothing else was tried.
+// How many tiles a block takes, by how much fewer blocks may be for that, and how many strips blocks share: what was fastest on an
+// H200. With kMasked, kGather and kSoft no other number of strips was tried.
 template <PackOp op>
 constexpr int kRounds = kLargest<op> ? 2 : 4;
+template <PackOp op>
+constexpr int kFewer = kDraws<op> > 0 || op == PackOp::kSoft ? 4 : 1;
 template <PackOp op, bool kRowsToo>
 constexpr unsigned kAcross = kLargest<op> && !kRowsToo ? 4 : 0;
 
-// A block takes up to `rounds` tiles along the group axis and reads the next one before it packs one.
+// A block takes up to `rounds` tiles along the group axis and begins to copy the next one before it packs one.
 template <PackOp op, class T, bool kRowsToo>
 __global__ void __launch_bounds__(kThreads, kBlocks<op, kRowsToo>)
     pack_columns(typename T::Bits* dense, const uint8_t* mask, const void* scale, typename T::Bits* values,
@@ -87,6 +115,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<op, kRowsToo>)
   using S = Tile<Bits>;
   constexpr int kLanes = S::kLanes, kPairs = S::kPairs, kChunks = S::kChunks;
   __shared__ S tiles[2];  // in turn, so that one barrier is enough
+  __shared__ Coming<op, Bits> coming;
   const unsigned vector = threadIdx.x % kTileVectors, group = threadIdx.x / kTileVectors;
   const unsigned inner = unsigned(g.inner), len = unsigned(g.len), outer = blockIdx.z;
   const PlaceInGrid here = place_in_grid<kAcross<op, kRowsToo>>();
@@ -102,14 +131,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks<op, kRowsToo>)
   };
   unsigned n = here.tiles * rounds;
   const unsigned end = min(n + rounds, len / (4 * kTileGroups));
-  Input<op, Bits> next;
-  if (op != PackOp::kUnpack && inside) next.read(dense, mask, first_at(n), step);
+  if constexpr (op != PackOp::kUnpack) {
+    if (inside) coming.copy(dense, mask, first_at(n), step);
+  }
 #pragma unroll 1
   for (; n < end; ++n) {
     S& tile = tiles[n % 2];
     const uint64_t at = first_at(n);
-    const Input<op, Bits> in = next;
-    if (op != PackOp::kUnpack && inside && n + 1 < end) next.read(dense, mask, first_at(n + 1), step);
     const auto pairs_at = [&](unsigned row, unsigned first) {
       return reinterpret_cast<Pair<Bits>*>(values) + (uint64_t(packed0 + row) * (len / 4) + n * kTileGroups + first);
     };
@@ -148,6 +176,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<op, kRowsToo>)
     }
     uint32_t made[kLanes / 4] = {};  // the nibbles of four lanes in the low halves of four bytes
     if (inside) {
+      const Input<op, Bits> in = coming.read();
+      if (n + 1 < end) coming.copy(dense, mask, first_at(n + 1), step);
       if constexpr (kRowsToo) {
         S24_UNROLL
         for (int j = 0; j < 4; ++j) pack_row_of_squares<T>(in.rows[j], at + step * j, rows_too);
@@ -174,7 +204,7 @@ cudaError_t launch(const PackArgs& a, const RowsToo<typename T::Bits>& rows_too,
   using Bits = typename T::Bits;
   const Groups& g = a.groups;
   const int64_t tiles = g.len / (4 * kTileGroups), columns = ceil_div(g.inner, int64_t(Tile<Bits>::kInner));
-  const int rounds = rounds_for(tiles * columns * g.outer, kRounds<op>);
+  const int rounds = rounds_for(tiles * columns * g.outer, kRounds<op>, kFewer<op>);
   const dim3 grid(unsigned(columns), blocks_for(tiles, rounds), unsigned(g.outer));
   return start(pack_columns<op, T, kRowsToo>, grid, kThreads, 0, stream, static_cast<Bits*>(a.dense), a.mask, a.scale,
                static_cast<Bits*>(a.values), a.metadata, g, a.strided, unsigned(rounds), a.draws, rows_too);

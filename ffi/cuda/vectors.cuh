@@ -56,8 +56,9 @@ constexpr int64_t kEnoughBlocks = 2;
 #endif
 
 // How often a block repeats its work.
-inline int rounds_for(int64_t blocks, int most) {
-  return int(blocks < 2 * kEnoughBlocks ? 1 : blocks < most * kEnoughBlocks ? blocks / kEnoughBlocks : most);
+inline int rounds_for(int64_t blocks, int most, int fewer = 1) {
+  const int64_t enough = ceil_div(kEnoughBlocks, int64_t(fewer));
+  return int(blocks < 2 * enough ? 1 : blocks < most * enough ? blocks / enough : most);
 }
 
 __device__ __forceinline__ int64_t first_unit(int rounds) { return int64_t(blockIdx.x) * rounds * kThreads + threadIdx.x; }

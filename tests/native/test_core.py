@@ -21,6 +21,7 @@ def report(counts) -> dict[str, int]:
         "squared",
         "drawn exactly",
         "drawn in sequence",
+        "drawn by definition",
         "unpacked",
         "tiles",
     ],

@@ -30,6 +30,16 @@ S24_HD float saturated(float a, float b, float c) {
 #endif
 }
 
+// `otherwise` if `known`, else a * b.
+S24_HD float product_unless(bool known, float otherwise, float a, float b) {
+#if defined(__CUDA_ARCH__)
+  asm("{.reg .pred p; setp.ne.u32 p, %3, 0; @!p mul.rn.f32 %0, %1, %2;}" : "+f"(otherwise) : "f"(a), "f"(b), "r"(uint32_t(known)));
+  return otherwise;
+#else
+  return known ? otherwise : a * b;
+#endif
+}
+
 // |x| times a power of two; a subnormal factor or result is zero. x: 11 bits of significand at most.
 S24_HD float scaled_down(float x, float power) {
 #if defined(__CUDA_ARCH__)
@@ -52,10 +62,19 @@ S24_HD uint32_t round_pair(float low, float high) {
 #endif
 }
 
-// Two 16-bit numbers y, exchanged if `swap` is 1 (it is 1 or 0), with the signs of the elements in `signs`; zeros are +0.
+// Two 16-bit numbers, exchanged if `swap`.
+S24_HD uint32_t swapped_if(bool swap, uint32_t y) {
+#if defined(__CUDA_ARCH__)
+  asm("{.reg .pred p; setp.ne.u32 p, %1, 0; @p prmt.b32 %0, %0, %0, 0x1032;}" : "+r"(y) : "r"(uint32_t(swap)));
+  return y;
+#else
+  return swap ? y << 16 | y >> 16 : y;
+#endif
+}
+
+// Two 16-bit numbers y with the signs of the elements in `signs`; zeros are +0.
 template <class T>
-S24_HD uint32_t signed_pair(uint32_t y, float swap, uint32_t signs) {
-  y = select_bytes(y, 0u, bits_of(fused(swap, float(0x1032 - 0x3210), 0x1p23f + float(0x3210))));
+S24_HD uint32_t signed_pair(uint32_t y, uint32_t signs) {
 #if defined(__CUDA_ARCH__)
   y |= signs & 0x80008000u;
   // -0 + 0 is +0.
@@ -118,16 +137,22 @@ S24_HD uint32_t nibbles_of(const Chosen c[4]) {
 // The selector of two positions, given by their sum `both` and their difference `apart`: the first position is
 // (both - |apart|) / 2, the second (both + |apart|) / 2.
 S24_HD uint32_t selector_of(float both, float apart) {
-  return bits_of(magnitude(apart) * float((0x1000 - 0x10) / 2) + fused(both, float((0x1000 + 0x10) / 2), 0x1p23f));
+  return bits_of(fused(magnitude(apart), float((0x1000 - 0x10) / 2), fused(both, float((0x1000 + 0x10) / 2), 0x1p23f)));
 }
 
 // 1 + uniform(word), exact.
 S24_HD float one_to_two(uint32_t word) { return float_of(word >> 9 | 0x3f800000u); }
 
-// Multiplies `common` by a number. It becomes 0 or NaN for a rare group, whose `out` must not be used: the caller then takes
+// What tells whether one of some groups is rare. Then all that was chosen for them must not be used: the caller takes
 // pack_defined_estimate.
+struct Common {
+  float apart = 1.0f;    // a product, 0 if two draws became one
+  float sum = 0x1p127f;  // of magnitudes, infinite or NaN if one of them is not below 2^127
+  S24_HD bool all() const { return magnitude(fused(sum, 0.0f, apart)) > 0.0f; }
+};
+
 template <class T>
-S24_HD void choose_exact(const Numbers& group, uint32_t word, Chosen& out, float& common) {
+S24_HD void choose_exact(const Numbers& group, uint32_t word, Chosen& out, Common& common) {
   const float* x = group.x;
   const float high01 = larger_magnitude(x[0], x[1]), high23 = larger_magnitude(x[2], x[3]);
   const float largest = larger_magnitude(high01, high23);
@@ -137,12 +162,13 @@ S24_HD void choose_exact(const Numbers& group, uint32_t word, Chosen& out, float
   S24_UNROLL
   for (int i = 0; i < 4; ++i) b[i] = scaled_down(x[i], scale);
   float rest01 = b[0] + b[1], rest23 = b[2] + b[3];
-  if (high01 >= high23)
+  const bool early = high01 >= high23;  // the largest is one of the first two
+  if (early)
     rest01 = lesser(b[0], b[1]);
   else
     rest23 = lesser(b[2], b[3]);
   const float rest = rest01 + rest23;
-  const bool some = rest > 0.0f, capped = !(largest * scale <= rest && some);
+  const bool capped = !(fused(largest, scale, 0x1p-100f) <= rest);  // so is a group of zeros
 
   // No entry but a capped one is above the sum of the others: the running sums leave it out. `bound` is the number after
   // `rest`, times 2^100 like the entries, or so much more than a tiny `rest` that 1 is left.
@@ -153,25 +179,25 @@ S24_HD void choose_exact(const Numbers& group, uint32_t word, Chosen& out, float
   d[0] = b[0] * small[0];
   S24_UNROLL
   for (int i = 1; i < 4; ++i) d[i] = fused(b[i], small[i], d[i - 1]);
-  const float top = fused(small[3], -3.0f, fused(small[2], -2.0f, 6.0f - small[1]));  // of what is capped, else 0
 
-  float sum = d[3];
-  if (!capped) sum *= 0.5f;
-  const float step = capped ? -0x1p100f : sum;                // a capped entry is the second one as it is
-  const float level = fused(one_to_two(word), sum, -sum);     // uniform(word) * sum, rounded once
-  const bool right = d[1] <= level, far = d[1] - step <= level;
-  float one = at_most(right ? d[2] : d[0], level), two = top + at_most((far ? d[2] : d[0]) - step, level);
+  const float sum = product_unless(capped, d[3], d[3], 0.5f);
+  const float level = fused(one_to_two(word), sum, -sum);  // uniform(word) * sum, rounded once
+  const bool right = d[1] <= level, far = d[1] - sum <= level;
+  float one = at_most(right ? d[2] : d[0], level), two = at_most((far ? d[2] : d[0]) - sum, level);
   if (right) one += 2.0f;
   if (far) two += 2.0f;
-  if (!some) one = at_most(two, 0.0f);  // the lowest zero
+  float top = 1.0f - small[1];
+  if (!early) top = 3.0f - small[3];
+  if (capped) two = top;
 
-  float value = sum * unscale;
-  if (capped) value = rest * unscale;
+  const float value = product_unless(capped, rest * unscale, sum, unscale);
+  if (!(value > 0.0f)) one = at_most(two, 0.0f);  // the lowest zero
   const float apart = one - two;
   out.selector = selector_of(one + two, apart);
-  out.bits = signed_pair<T>(round_pair<T>(value, capped ? largest : value), saturated(apart, 1.0f, 0.0f),
-                            select_bytes(group.signs, 0u, out.selector));
-  common *= fused(largest * 2.0f, 0.0f, apart);
+  const uint32_t rounded = swapped_if(apart > 0.0f, round_pair<T>(value, capped ? largest : value));
+  out.bits = signed_pair<T>(rounded, select_bytes(group.signs, 0u, out.selector));
+  common.apart *= apart;
+  common.sum += largest;
 }
 
 // a / b, correctly rounded, if the quotient and its remainder are far from overflow and underflow. CUDA's division does the
@@ -249,7 +275,7 @@ S24_RARE TwoNumbers exact_values(float b0, float b1, float b2, float b3, float a
 // roundings there and 12 u here, of which three reciprocals are 6 u. Exact divisions follow only where that may change the
 // rounded value.
 template <class T>
-S24_HD void choose_sequential(const Numbers& group, uint32_t word0, uint32_t word1, Chosen& out, float& common) {
+S24_HD void choose_sequential(const Numbers& group, uint32_t word0, uint32_t word1, Chosen& out, Common& common) {
   constexpr float kSlack = 24 * 0x1p-24f;
   const float largest = larger_magnitude(larger_magnitude(group.x[0], group.x[1]), larger_magnitude(group.x[2], group.x[3]));
   const uint32_t exponent = bits_of(largest) & kF32Inf;
@@ -283,9 +309,10 @@ S24_HD void choose_sequential(const Numbers& group, uint32_t word0, uint32_t wor
   if (a1 == 0.0f) one = saturated(two, -1.0f, 1.0f);
   const float apart = one - two;
   out.selector = selector_of(one + two, apart);
-  out.bits = signed_pair<T>(rounded, saturated(apart, 1.0f, 0.0f), select_bytes(group.signs, 0u, out.selector));
+  out.bits = signed_pair<T>(swapped_if(apart > 0.0f, rounded), select_bytes(group.signs, 0u, out.selector));
   const bool tiny = (a1 < 0x1p-60f && a1 != 0.0f) || (a2 < 0x1p-60f && a2 != 0.0f) || (largest < 0x1p-60f && largest != 0.0f);
-  if (tiny || !(largest < 0x1p127f)) common = 0.0f;
+  common.sum += largest;
+  if (tiny) common.apart = 0.0f;
 }
 
 // The estimate of any group by its definition in core/mvue.h, packed.
@@ -298,22 +325,19 @@ S24_HD PackedGroup pack_defined_estimate(Words x, uint32_t word0, uint32_t word1
 }
 
 template <class T, bool kExact>
-S24_HD void choose_estimate(const Numbers& group, uint32_t word0, uint32_t word1, Chosen& out, float& common) {
+S24_HD void choose_estimate(const Numbers& group, uint32_t word0, uint32_t word1, Chosen& out, Common& common) {
   if constexpr (kExact)
     choose_exact<T>(group, word0, out, common);
   else
     choose_sequential<T>(group, word0, word1, out, common);
 }
 
-// Whether no group was rare, by the product `common` of choose_estimate.
-S24_HD bool all_common(float common) { return common * common > 0.0f; }
-
 template <class T, bool kExact>
 S24_HD PackedGroup pack_estimate(Words x, uint32_t word0, uint32_t word1) {
   Chosen chosen;
-  float common = 1.0f;
+  Common common;
   choose_estimate<T, kExact>(numbers_of<T>(x), word0, word1, chosen, common);
-  return all_common(common) ? chosen.pair() : pack_defined_estimate<T, kExact>(x, word0, word1);
+  return common.all() ? chosen.pair() : pack_defined_estimate<T, kExact>(x, word0, word1);
 }
 
 }  // namespace s24
