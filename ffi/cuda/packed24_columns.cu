@@ -60,8 +60,8 @@ struct Input {
   }
 };
 
-// The next tile, which is copied while one is packed: in registers it would take the place of blocks. A thread reads back what it
-// has copied, so that no barrier is needed.
+// The next tile, which is copied to shared memory while one is packed: of estimates, not all of it fits into registers. A thread
+// reads back what it has copied itself, so that no barrier is needed. kUnpack reads no dense tile.
 template <PackOp op, class Bits>
 struct Coming {
   using In = Input<op, Bits>;
@@ -88,7 +88,7 @@ struct Coming {
       in.rows[j] = rows[j][threadIdx.x];
       if constexpr (op == PackOp::kMasked) in.allowed[j] = allowed[j][threadIdx.x];
     }
-    asm volatile("" ::: "memory");  // before the next copy
+    asm volatile("" ::: "memory");  // the next copy must not begin before
     return in;
   }
 };
@@ -97,7 +97,7 @@ struct Coming {
 template <PackOp op, bool kRowsToo>
 constexpr int kBlocks = kDraws<op> > 0 || op == PackOp::kMasked || op == PackOp::kSoft || kRowsToo ? 3 : 4;
 
-// How many tiles a block takes, by how much fewer blocks may be for that, and how many strips blocks share: what was fastest on an
+// How many tiles a block takes at most, what rounds_for takes as `fewer`, and how many strips blocks share: what was fastest on an
 // H200. With kMasked, kGather and kSoft no other number of strips was tried.
 template <PackOp op>
 constexpr int kRounds = kLargest<op> ? 2 : 4;

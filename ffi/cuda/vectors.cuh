@@ -55,7 +55,8 @@ constexpr int64_t kEnoughBlocks = 4096;
 constexpr int64_t kEnoughBlocks = 2;
 #endif
 
-// How often a block repeats its work.
+// How often a block repeats its work: `most` times, or as often as leaves enough blocks. fewer: what
+// kEnoughBlocks is divided by.
 inline int rounds_for(int64_t blocks, int most, int fewer = 1) {
   const int64_t enough = ceil_div(kEnoughBlocks, int64_t(fewer));
   return int(blocks < 2 * enough ? 1 : blocks < most * enough ? blocks / enough : most);

@@ -73,7 +73,7 @@ static long wrong_estimates(std::mt19937& random, const uint16_t x[4]) {
   return differs<T>(y, keep, kept) || put.low != spread.low || put.high != spread.high;
 }
 
-// How many common groups, of similar magnitudes and zeros, are left to the definition, which takes ten times as long.
+// How many common groups, of similar magnitudes and zeros, are left to the definition, which is slow.
 template <class T, bool kExact>
 static long left_estimates(long count) {
   std::mt19937 random(7);

@@ -168,7 +168,8 @@ S24_HD void choose_exact(const Numbers& group, uint32_t word, Chosen& out, Commo
   else
     rest23 = lesser(b[2], b[3]);
   const float rest = rest01 + rest23;
-  const bool capped = !(fused(largest, scale, 0x1p-100f) <= rest);  // so is a group of zeros
+  // 2^-100 is lost in every number but 0, so that a group of zeros is capped, too.
+  const bool capped = !(fused(largest, scale, 0x1p-100f) <= rest);
 
   // No entry but a capped one is above the sum of the others: the running sums leave it out. `bound` is the number after
   // `rest`, times 2^100 like the entries, or so much more than a tiny `rest` that 1 is left.
@@ -186,7 +187,7 @@ S24_HD void choose_exact(const Numbers& group, uint32_t word, Chosen& out, Commo
   float one = at_most(right ? d[2] : d[0], level), two = at_most((far ? d[2] : d[0]) - sum, level);
   if (right) one += 2.0f;
   if (far) two += 2.0f;
-  float top = 1.0f - small[1];
+  float top = 1.0f - small[1];  // where the capped entry is, which is the second one as it is
   if (!early) top = 3.0f - small[3];
   if (capped) two = top;
 
