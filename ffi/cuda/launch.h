@@ -96,6 +96,22 @@ constexpr int64_t kMatmulPointwiseMost = 1 << 30;                         // of 
 // Whether this device has the kernel.
 bool has_matmul_pointwise();
 
+// A product in bfloat16 whose contracted axis comes first in its dense operand: out (cols, rows), or (rows, cols) unless rows_last,
+// of P (rows, depth), compressed as above, and D (depth, cols). strided: D's rows are taken as `pack24_strided` takes those of P's
+// matrix. None of the sizes is zero.
+struct MatmulWgradArgs {
+  const void *compressed, *dense;
+  void *out, *workspace;
+  int64_t rows, depth, cols;
+  bool rows_last, strided;
+};
+// Of which rows, depth and cols are multiples; of each size; and clusters of blocks at most, on which the workspace's bytes depend.
+constexpr int64_t kMatmulWgradRows = 64, kMatmulWgradDepth = 128, kMatmulWgradCols = 8, kMatmulWgradMost = 1 << 30;
+constexpr int kMatmulWgradClusters = 72;
+constexpr int64_t kMatmulWgradWorkspace = int64_t(2 * kMatmulWgradClusters) * 16 * (4 + 4 * 16 * 256);
+// Whether this device has the kernel.
+bool has_matmul_wgrad();
+
 // What the kernel of SampledArgs takes: 16-bit floats, sizes of which these are divisors, and so many elements of b.
 constexpr int64_t kSampledV = 64, kSampledDepth = 64, kSampledGroups = 32, kSampledMost = (int64_t(1) << 32) - 1;
 // Whether this device has the kernel.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch import cusparselt, native, table
+from jax_sparse24.dispatch import cusparselt, native, table, wgrad
 from jax_sparse24.dispatch.generations import CAPABILITIES
 from jax_sparse24.dispatch.hardware import capability, generation, platform
 from jax_sparse24.dispatch.product import Product
@@ -49,6 +49,11 @@ class Decision:
     def sparse(self) -> bool:
         """Whether a product reads a packed operand."""
         return self.form != "dense"
+
+    @property
+    def reads_strided(self) -> bool:
+        """Whether the kernel of a 2:4 product reads strided rows of its dense operand from where they lie."""
+        return self.runs == "ffi" and self.form == "compressed"
 
 
 def named(implementation: str, algorithm: int | None = None) -> Decision:
@@ -173,8 +178,9 @@ def _product(
     form = "packed" if plain else "compressed"
     if implementation == "cusparselt":
         return Decision("cusparselt", "asked for", form, algorithm=_measured_algorithm(product))
+    own_form = "packed" if "compressed" not in forms or wgrad.misfit(product) else "compressed"
     if implementation is not None:
-        return Decision(implementation, "asked for", "packed")
+        return Decision(implementation, "asked for", own_form if implementation == "ffi" else "packed")
     obstacle = _obstacle("matmul", product.dtype, platform()) or _never_ran()
     if obstacle is not None:
         return Decision("dense", obstacle)
@@ -182,7 +188,8 @@ def _product(
     if not found.packed:
         return Decision("dense", found.reason, entry=found.entry)
     if found.entry["implementation"] != "cusparselt":
-        return Decision("auto", found.reason, "packed", entry=found.entry)
+        runs = "ffi" if own_form == "compressed" else "auto"
+        return Decision(runs, found.reason, own_form, entry=found.entry)
     obstacle = library_obstacle() or misfit
     if obstacle:
         return Decision("dense", obstacle, entry=found.entry)

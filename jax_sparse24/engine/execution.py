@@ -225,18 +225,19 @@ class Execution:
         x, y, states = arrays[row.operand], arrays[other], self.states(state)
         if row.by.stochastic:
             key = self.draw_key(name, key)
+        form = "packed" if packed and not decision.sparse else decision.form
+        strided = row.strides and form != "dense"
+        in_place = strided and decision.reads_strided and row.other is None and not isinstance(y, PACKED)
         if isinstance(y, PACKED):
             y = self._unpacked(y, row)
         else:
-            y = regroup(whole(y), row.tokens, row.by.group)
+            y = whole(y) if in_place else regroup(whole(y), row.tokens, row.by.group)
             if row.other is not None:
                 own = whole(self.state_of(other, row, state))
                 y = row.other(y, other_axis, self.request(other, own, key))
         if isinstance(x, PACKED):
             sparse = x if x.axis == axis else x.todense(implementation=self.implementation)
             return Operands(*((sparse, y) if on_left else (y, sparse)), decision)
-        form = "packed" if packed and not decision.sparse else decision.form
-        strided = row.strides and form != "dense"
         if isinstance(x, Pieces) and row.by.piecewise(x.piece.shape, axis):
             own = own_pieces(states.get(row.operand, {}))
             request = self.request(row.operand, own, key, form="dense" if form == "dense" else "packed")
@@ -264,7 +265,8 @@ class Execution:
                 f"{self.op}: {row.by} packed operand {row.operand} of product {name} along axis "
                 f"{sparse.axis}; the product contracts axis {axis}."
             )
-        return Operands(*((sparse, y) if on_left else (y, sparse)), decision, x, counts=found)
+        pair = (sparse, y) if on_left else (y, sparse)
+        return Operands(*pair, decision, x, counts=found, strided=in_place)
 
     def _unpacked(self, packed: Packed, row: Row) -> jax.Array:
         """The values of a packed weight, which the sparse operand of a row is multiplied by.
@@ -348,9 +350,12 @@ class Execution:
                 few = jnp.take(
                     operands.uncut, features, axis=1, mode="clip"
                 )  # clipping is faster than a check
-                # Without the barrier one pass would gather and move, and a GPU would read single elements.
-                few = regroup(jax.lax.optimization_barrier(few), row.tokens, row.by.group)
+                if not operands.strided:
+                    # Without the barrier one pass would gather and move, and a GPU would read elements.
+                    few = regroup(jax.lax.optimization_barrier(few), row.tokens, row.by.group)
                 few_axis = -2
+            elif operands.strided:
+                few = collect(few, few.shape[-1] // row.by.group, -1)
             if on_left:
                 out = out.at[features].set(contract(few, right, few_axis, b_axis), **ASCENDING)
             else:

@@ -494,11 +494,13 @@ class Saved24:
             compressed=tuple(decisions[name].form == "compressed" for name in ("B2", "B4")),
             implementation=implementation,
         )
-        dy3, x = (regroup(dense, row.tokens) for dense in (dy3_Td, x_Td))
-        operands = {
-            "B2": Operands(y2_along.packed, dy3, decisions["B2"], dense_features=y2_along.dense),
-            "B4": Operands(x, dy1_along.packed, decisions["B4"], dense_features=dy1_along.dense),
-        }
+        operands = {}
+        for name, along, dense in (("B2", y2_along, dy3_Td), ("B4", dy1_along, x_Td)):
+            in_place = row.tokens == "strided" and decisions[name].reads_strided
+            dense = dense if in_place else regroup(dense, row.tokens)
+            pair = (along.packed, dense) if name == "B2" else (dense, along.packed)
+            options = {"dense_features": along.dense, "strided": in_place}
+            operands[name] = Operands(*pair, decisions[name], **options)
         return dy1, operands, features
 
 

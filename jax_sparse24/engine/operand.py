@@ -91,7 +91,7 @@ class Operands:
     dense_features: (k, T), the features that stay dense, with tokens in the order of the product; None if
         they are yet to be gathered.
     counts: see `Request.counts`.
-    strided: whether the groups of a `PackedVNM` are strided ones of the dense operand, see `contract`. It is
+    strided: whether the groups of the packed operand are strided ones of the dense one, see `contract`. It is
         static."""
 
     left: Any

@@ -1,13 +1,13 @@
-"""Matrices in the layout that cuSPARSELt multiplies, `Compressed24`.
+"""Matrices in the layout that cuSPARSELt multiplies, and a kernel of our own on Hopper: `Compressed24`.
 
-The engines pack in this layout where the library multiplies on CUDA. Nothing here is differentiable."""
+The engines pack in this layout where either multiplies on CUDA. Nothing here is differentiable."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch import cusparselt
+from jax_sparse24.dispatch import cusparselt, wgrad
 from jax_sparse24.dispatch.operation import Kernel
 from jax_sparse24.ops.mvue import MVUE_PACK24, MVUE_PACK24_STRIDED, key_words
 from jax_sparse24.ops.packed24 import (
@@ -105,9 +105,10 @@ def _compressed_type(values, *_) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((rows + padded // (4 * values.dtype.itemsize), half), values.dtype)
 
 
-# Calls of the library. They have no reference of their own, because `ops.matmul` multiplies what was packed.
+# Calls of the library and of our kernel. They have no reference: `ops.matmul` multiplies what was packed.
 COMPRESS = Kernel("s24_cusparselt_compress", _compressed_type)
 MULTIPLY = Kernel("s24_cusparselt_matmul", types=None, attributes=lambda **flags: flags)
+MULTIPLY_WGRAD = Kernel("s24_matmul_wgrad", types=None, attributes=lambda **flags: flags)
 
 
 def compress(packed: Packed24) -> jax.Array:
@@ -234,3 +235,26 @@ def multiply(
         algorithm=chosen,
         types=(out, workspace),
     )[0]
+
+
+def multiply_wgrad(
+    packed: Packed24 | Compressed24, dense, out_packed_last: bool, *, strided: bool = False
+) -> jax.Array:
+    """The product of a matrix, packed along its last axis, with a dense one, by our kernel for Hopper.
+
+    It takes the products for which `wgrad.misfit` finds no obstacle. Where tiles of the result are too few
+    for the GPU, several blocks sum parts of one, always the same parts in the same order.
+
+    packed: (R, K), bfloat16.
+    dense: (K, N), bfloat16.
+    out_packed_last: whether the result is (N, R), with the axis of the packed matrix last, and not (R, N).
+    strided: whether the groups of `packed` are those of `pack24_strided`: rows of `dense` are read in that
+        order, and no pass moves them.
+
+    Returns: (R, N) or (N, R), bfloat16."""
+    rows, n = packed.metadata.shape[0], dense.shape[-1]
+    out = jax.ShapeDtypeStruct((n, rows) if out_packed_last else (rows, n), dense.dtype)
+    workspace = jax.ShapeDtypeStruct((wgrad.WORKSPACE,), jnp.uint8)
+    compressed = packed.compressed if isinstance(packed, Compressed24) else compress(packed)
+    options = {"rows_last": out_packed_last, "strided": strided}
+    return MULTIPLY_WGRAD(compressed, dense, **options, types=(out, workspace))[0]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse24 import patterns
-from jax_sparse24.dispatch import cusparselt, shards
+from jax_sparse24.dispatch import cusparselt, shards, wgrad
 from jax_sparse24.dispatch.decision import Decision, decide, dense_float8_obstacle
 from jax_sparse24.dispatch.operation import Kernel, Operation, Reverse
 from jax_sparse24.dispatch.product import Product
@@ -196,15 +196,15 @@ def contract(
         for XLA's dense product unless measurements say that packed is as fast.
     bias: as in `matmul`.
     activation: as in `matmul`.
-    strided: whether the groups of a PackedVNM are strided ones of the dense operand, see `regroup`: it is
-        multiplied as if its rows along the contracted axis were regrouped, and kernels gather them from where
-        they lie.
+    strided: whether the groups of the packed operand are strided ones of the dense operand, see `regroup`:
+        it is multiplied as if its rows along the contracted axis were regrouped. Kernels of V:2:M, and
+        Hopper's of a `Compressed24`, read them from where they lie; for others they are moved.
     collected: whether the rows of `a`, a PackedVNM, lie as `collect` moves them, the first ones of all groups
         of m together, then the second ones, and so on. The result has them in their first order, as `bias`
         does; kernels write them to where they belong.
 
     Returns: (R, N) in that dtype.
-    Raises: TypeError (dtypes; strided groups without a PackedVNM; collected rows of another `a`), ValueError
+    Raises: TypeError (dtypes; strided groups of dense operands; collected rows of another `a`), ValueError
         (collected rows that m does not divide)."""
     dtype = common_dtype(a, b)
     _check_orders(a, b, a_axis, strided, collected)
@@ -233,11 +233,16 @@ def contract(
     product = Product((a_axis, b_axis), side, dtype, shape, packed.pattern, out_dtype)
     if decision is None:
         decision = decide(product, implementation=implementation, alternative="masked")
+    own = decision.runs == "ffi" and isinstance(packed, Compressed24) and not wgrad.misfit(product)
+    if strided and not own and not (isinstance(packed, PackedVNM) and decision.runs != "dense"):
+        dense = _in_groups(dense, packed.m if isinstance(packed, PackedVNM) else 4, dense_k_last)
     if decision.runs == "dense":
-        moved = _in_groups(dense, packed.m, dense_k_last) if strided else dense
-        a, b = (x.todense() if isinstance(x, PACKED) else moved for x in (a, b))
+        a, b = (x.todense() if isinstance(x, PACKED) else dense for x in (a, b))
         out = contract(a, b, a_axis, b_axis, None, out_dtype)
         return _finish(collect(out, packed.m, -2) if collected else out, bias, activation, bias_axis)
+    if own:
+        out = compressed24.multiply_wgrad(packed, dense.astype(dtype), out_packed_last, strided=strided)
+        return _finish(out, bias, activation, bias_axis)
     implementation, algorithm = None if decision.runs == "auto" else decision.runs, decision.algorithm
     if implementation != "cusparselt" and isinstance(packed, Compressed24):
         packed = packed.plain
@@ -272,10 +277,10 @@ def contract(
 
 def _check_orders(a, b, a_axis: int, strided: bool, collected: bool) -> None:
     """Raises what `contract` says of strided groups and of collected rows."""
-    if strided and not (isinstance(a, PackedVNM) or isinstance(b, PackedVNM)):
+    if strided and not (isinstance(a, PACKED) or isinstance(b, PACKED)):
         raise TypeError(
-            f"matmul: strided=True is for the groups of a PackedVNM, got {type(a).__name__} and "
-            f"{type(b).__name__}. Call regroup on the dense operand."
+            f"matmul: strided=True is for the groups of a packed operand, got {type(a).__name__} and "
+            f"{type(b).__name__}. Call regroup on either operand."
         )
     if collected:
         if not isinstance(a, PackedVNM):
@@ -387,6 +392,18 @@ def _kernel(values, metadata, dense, bias, *, out_dtype, **options):
     return MATMUL_KERNEL(values, metadata, dense, out_dtype=out_dtype, **options).astype(out_dtype)
 
 
+def _fits_wgrad(_, values, metadata, dense, bias, *, dense_k_last, out_dtype, **__) -> bool:
+    """Whether Hopper's kernel for gradients of weights takes the operands."""
+    if dense_k_last or values.dtype != dense.dtype:
+        return False
+    shape = values.shape[0], 2 * values.shape[1], dense.shape[1]
+    return not wgrad.misfit(Product((-1, -2), "left", values.dtype, shape, out_dtype=out_dtype))
+
+
+def _by_wgrad(values, metadata, dense, bias, *, out_packed_last, **_):
+    return compressed24.multiply_wgrad(Packed24(values, metadata, -1), dense, out_packed_last)
+
+
 def _reference(values, metadata, dense, bias, *, dense_k_last, out_packed_last, out_dtype, **_):
     p_RK = unpack24(values, metadata, -1)
     return reference.matmul(p_RK, dense, dense_k_last, out_packed_last, out_dtype)
@@ -424,7 +441,15 @@ def _gradients(
 
 # The operands are the parts of a matrix packed along its last axis, a dense one, and a bias or None. bias and
 # activation are for cuSPARSELt only, where it applies them.
-MATMUL = Operation("matmul", _reference, kernel=_kernel, library=_library, vjp=Reverse(_saves, _backward))
+MATMUL = Operation(
+    "matmul",
+    _reference,
+    kernel=_kernel,
+    cuda=_by_wgrad,
+    fits=_fits_wgrad,
+    library=_library,
+    vjp=Reverse(_saves, _backward),
+)
 
 
 def _vnm_kernel(values, metadata, columns, dense, bias, *, out_dtype, dense_k_last, **options):

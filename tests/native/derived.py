@@ -204,7 +204,12 @@ def random_sizes(own: list[Template], platform: str, rng: np.random.Generator, m
                 found[name] = multiple * int(np.clip(n, 1, max(1, 2**limit / multiple)))
                 if name in free(sized) and rng.integers(32) == 0:
                     found[name] = 0
-        calls = [template.at(**found) for template in own]
-        arrays = [a for call in calls for a in (*call.operands.values(), *call.results.values())]
-        if max(math.prod(shape) for shape, _ in arrays) <= most:
+        calls = [(template.base, template.at(**found)) for template in own]
+        pairs = [pair for calls in calls for pair in zip(*map(_arrays, calls), strict=True)]
+        # A workspace that is always the same has no part in this.
+        if all(a == base or math.prod(a[0]) <= most for base, a in pairs):
             return found
+
+
+def _arrays(call: Call) -> list[Array]:
+    return [*call.operands.values(), *call.results.values()]

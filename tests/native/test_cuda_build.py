@@ -268,16 +268,33 @@ def test_products_and_what_follows_them_on_hopper_run_as_designed(build, tmp_pat
     assert named.count("FMNMX.NAN") == 64 and "FMNMX" not in named, "NaN stays NaN"
 
 
-def assert_multiplies_as_designed(kernel: Kernel) -> None:
-    assert kernel.registers <= 168
-    multiplied, named = "HGMMA.SP.F32.BF16", kernel.instructions
+def assert_stages_as_designed(named: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before the loop over stages and behind it, where nothing is multiplied."""
+    multiplied = "HGMMA.SP.F32.BF16"
     first, end = named.index("WARPGROUP.ARRIVE"), named.index("WARPGROUP.DEPBAR")
     stage = ["WARPGROUP.ARRIVE", multiplied, multiplied, "WARPGROUP.DEPBAR 1", "SYNCS.ARRIVE"]
     assert named[first:end] == [*stage, "SYNCS.PHASECHK", *stage]
-    before, after = named[:first], named[end:]
-    assert multiplied not in after and named.count("STSM") == 16
+    assert multiplied not in named[:first] + named[end:]
+    return named[:first], named[end:]
+
+
+def assert_multiplies_as_designed(kernel: Kernel) -> None:
+    assert kernel.registers <= 168
+    named = kernel.instructions
+    before, after = assert_stages_as_designed(named)
+    assert named.count("STSM") == 16
     assert "MEMBAR" in before and after[after.index("UTMALDG") :].count("MEMBAR") == 2
     assert not {"MEMBAR", "ERRBAR"} & set(after[: after.index("UTMALDG")])
+
+
+@pytest.mark.slow
+def test_gradients_of_weights_on_hopper_run_as_designed(build, tmp_path):
+    """The registers that twelve warps have, of which there are nine; stages as in the products above."""
+    (kernel,) = compiled(build, "sm90/matmul_wgrad.fma", "sm_90a", tmp_path / "product.cubin").values()
+    assert_all_in_registers({"wgrad": kernel})
+    assert kernel.registers <= 168
+    assert_stages_as_designed(kernel.instructions)
+    assert kernel.instructions.count("STSM") == 16 and "UTMALDG" in kernel.instructions
 
 
 def test_the_module_imports_without_a_driver():

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_sparse24 as s24
+from jax_sparse24.dispatch.decision import named
+from jax_sparse24.ops.compressed24 import Compressed24, compress
 from jax_sparse24.ops.features import TOP_FEATURES
 from jax_sparse24.ops.gated import gated_backward, gated_backward_pack
 from jax_sparse24.ops.matmul import contract
@@ -209,6 +211,38 @@ def _calls_of_sloped_products(dtype, T, d, f) -> Calls:
             return matmul_slope(dy3, packed24(w, impl, -1), saved, activation, implementation=impl)
 
         yield call, _arrays(dtype, (T, d), (f, d), (T, f))
+
+
+def _calls_of_wgrad(dtype, R, K, N) -> Calls:
+    """Products with the packed matrix on either side, of rows in their order and strided ones."""
+
+    def multiply(p, dense, impl, left, strided):
+        axis = -1 if left else -2
+        packed = pack24_strided(p, implementation=impl) if strided else packed24(p, impl, axis)
+        packed = dataclasses.replace(packed, axis=axis)
+        if impl == "ffi":
+            packed = Compressed24(compress(packed), packed.metadata, axis)
+        operands = (packed, dense) if left else (dense, packed)
+        by = None if impl is None else named(impl)
+        return contract(*operands, axis if left else -2, -2, decision=by, strided=strided)
+
+    for left in (True, False):
+        for strided in (True, False):
+            shape = (R, K) if left and not strided else (K, R)  # strided groups lie along axis -2
+            call = partial(multiply, left=left, strided=strided)
+            yield call, _arrays(dtype, shape, (K, N))
+
+
+# R, K, N: one tile; one with a block without rows; tiles that are divided into fronts and what lies behind
+# them, one, two and three of them; whole tiles and divided ones; columns and rows that are missing.
+_DIVIDED = (
+    (256, 128, 256),
+    (64, 1408, 8),
+    (256, 896, 512),
+    (768, 640, 256),
+    (1088, 256, 520),
+    (320, 384, 264),
+)
 
 
 # T, d, f: one tile of a cluster; one with a block that has no rows; stages more than once; bands, of which
@@ -454,6 +488,19 @@ SIZED = [
             ("s24_matmul_slope", _calls_of_sloped_products),
         )
     ],
+    Sized(
+        ("s24_matmul_wgrad",),
+        _calls_of_wgrad,
+        sizes={"R": 64, "K": 128, "N": 24},
+        multiples={"R": 64, "K": 128, "N": 8},
+        least={"K": 128},
+        more=partial(_calls_in_batches, _calls_of_wgrad),
+        most=200_000,
+        places=tuple(("bfloat16", dict(zip("RKN", sizes, strict=True))) for sizes in _DIVIDED),
+        dtypes=("bfloat16",),
+        only="cuda",
+        sums=True,
+    ),
     Sized(
         ("s24_features",),
         lambda dtype, count, n: [

@@ -155,12 +155,20 @@ def test_strided_groups_of_a_product_that_runs_dense(rng):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_strided_groups_are_those_of_blocks_alone(side):
-    x = jnp.ones((16, 16))
-    for other in (x, s24.pack24(x, -1)):
-        operands = (other, x) if side == "left" else (x, other)
-        with raises(TypeError, "strided=True", "PackedVNM", type(other).__name__, "regroup"):
-            contract(*operands, -1, -1, strided=True)
+def test_strided_groups_are_those_of_a_packed_operand(side, implementation, rng):
+    """Of a 2:4 one, too; two arrays have none."""
+    p, d = (device(x) for x in operands(rng, 64, 128, 48, 64, 8, "float32"))
+    packed = s24.pack24(regroup(p.T, "strided"), -2, implementation=implementation)
+    kept = s24.prune24(regroup(p.T, "strided"), -2)
+    if side == "left":
+        got = contract(packed, d, -2, -2, implementation, strided=True)
+    else:
+        got = contract(d, packed, -2, -2, implementation, strided=True)
+    want = kept.T @ regroup(d, "strided")
+    assert_within(got, want if side == "left" else want.T, 1e-4)
+    with raises(TypeError, "strided=True", "packed operand", type(d).__name__, "regroup"):
+        contract(d, d, -1, -1, strided=True)
+
 
 
 # ---- collected rows

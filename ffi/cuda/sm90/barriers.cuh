@@ -1,4 +1,4 @@
-// Barriers in shared memory, on Hopper.
+// Barriers in shared memory, and signals in the memory of the device, on Hopper.
 #pragma once
 #include "../mma_sp.cuh"
 
@@ -30,7 +30,22 @@ __device__ __forceinline__ void wait_barrier(Barrier* b, int parity) {
       "r"(parity)
       : "memory");
 }
+
+// Another block that sees the signal sees what this warp has written. The signal is zero before.
+__device__ __forceinline__ void send_signal(uint32_t* signal) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(signal) : "memory");
+}
+
+__device__ __forceinline__ void wait_signal(const uint32_t* signal) {
+  uint32_t sent;
+  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(sent) : "l"(signal) : "memory");
+  while (sent == 0);
+  __syncwarp();
+}
 #else  // the tests give them a meaning on a CPU
+void send_signal(uint32_t* signal);
+void wait_signal(const uint32_t* signal);
 void init_barrier(Barrier* b, int arrivals);
 void arrive(Barrier* b);
 void arrive_with_copies(Barrier* b);

@@ -13,6 +13,7 @@ struct StagePlace {
   __device__ __forceinline__ void advance() {
     if (++stage == kStages) stage = 0, round ^= 1;
   }
+  __device__ __forceinline__ int before() const { return (stage == 0 ? kStages : stage) - 1; }  // the stage
 };
 
 // The tiles of the result, S::kRows x S::kCols, in their order: bands of so many side by side, in each band row by row.
@@ -119,6 +120,21 @@ template <class... P, class... A>
 cudaError_t start_clusters(void (*kernel)(P...), int clusters, int blocks, int threads, size_t shared, cudaStream_t stream,
                            const A&... args);
 #endif
+
+// How many clusters of so many blocks a kernel has at a time, asked once for each device that a thread uses, because the answer
+// takes longer than a launch.
+template <auto kernel>
+cudaError_t clusters_here(int blocks, int threads, size_t shared, int* clusters) {
+  static thread_local int known_device = -1, known = 0;
+  int device = 0;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess && device != known_device) {
+    e = clusters_at_a_time(kernel, blocks, threads, shared, &known);
+    if (e == cudaSuccess) known_device = device;
+  }
+  *clusters = known;
+  return e == cudaSuccess && known == 0 ? cudaErrorInvalidConfiguration : e;
+}
 
 }  // namespace cuda
 }  // namespace s24

@@ -12,17 +12,14 @@
 //
 // What else was tried is in experiments/benchmarks/results/probe/nvidia-h200_fused_2026-11-25.md and, for the slope, in
 // nvidia-h200_slope_2026-11-28.md beside it.
-#include "boxes.cuh"
+#include "compressed.cuh"
 #include "slope.h"
-#include "wgmma_sp.cuh"
 
 namespace s24 {
 namespace cuda {
 namespace {
 
-// A stage; a chunk.
-constexpr int kStageDepth = 64, kStepDepth = 32, kChunkCols = 32;
-constexpr int kRowsAtOnce = 8;  // of a 16-byte access
+constexpr int kChunkCols = 32, kRowsAtOnce = 8;  // of a 16-byte access
 
 // The tile of a cluster: that of its blocks, above each other.
 struct Shape {
@@ -73,18 +70,6 @@ __device__ __forceinline__ void copy_tiles(const Operands& from, const Product& 
   }
 }
 
-// Where a lane finds eight bytes of metadata of a stage in the library's order: those of 64 columns and the rows lane / 4 and
-// lane / 4 + 8 of its warp, or half of them.
-__device__ __forceinline__ int metadata_of(int warp, int lane) { return lane % 4 / 2 * 256 + warp * 64 + lane / 4 * 8; }
-
-// The operand of wgmma of them: 16 columns of the first row in its low half, of the second one in its high half. Lanes 0 and 1
-// of four have those of the first instruction, lanes 2 and 3 of the second one.
-__device__ __forceinline__ uint32_t metadata_word(const Vector<uint32_t, 2>& eight, int lane) {
-  const uint32_t own = select_bytes(eight.at[0], eight.at[1], lane % 2 == 0 ? 0x6420u : 0x7531u);
-  const uint32_t rows = (own & 0xf00ff00fu) | (own << 4 & 0x0f000f00u) | (own >> 4 & 0x00f000f0u);
-  return select_bytes(rows, 0, 0x3120u);
-}
-
 // Where the eight rows number `unit` of a column of a chunk lie: eight accesses to one column, or to eight columns, fall on all
 // banks.
 __device__ __forceinline__ unsigned chunk_at(unsigned column, unsigned unit) {
@@ -93,44 +78,13 @@ __device__ __forceinline__ unsigned chunk_at(unsigned column, unsigned unit) {
 
 // Warpgroup `group` multiplies rows 64 * group and on of the block.
 __device__ __forceinline__ void multiply_tiles(const Product& p, int group, Stages& shared) {
-  const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
-  constexpr int kNextValues = sizeof(Stages::values[0]) / 16, kNextDense = sizeof(Stages::dense[0]) / 16;  // stage
-  const uint64_t values = swizzled_rows<kStageDepth>(shared.values[0] + group * 64 * kStageDepth / 2);
-  const uint64_t dense = swizzled_rows<2 * kStageDepth>(shared.dense[0]);
-  const uint8_t* const metadata = shared.metadata[0] + group * 512 + metadata_of(warp, lane);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  const StageOperands<Shape, Stages> operands(shared, group, swizzled_rows<2 * kStageDepth>(shared.dense[0]));
   StagePlace<Shape::kStages> place;
   StagePlace<Shape::kChunks> chunk;
-  // A warp tells one of the blocks that this warpgroup needs a stage no more.
-  const auto give_back = [&](int stage) {
-    if (lane == 0 && warp < Shape::kBlocks) arrive_at(&shared.empty[stage], warp);
-  };
   for (int tile = blockIdx.x / Shape::kBlocks; tile < p.tiles.count(); tile += p.clusters) {
     float acc[kWgmmaCols / 8][4];
-    uint32_t words[2] = {0, 0};
-    int previous = 0;
-#pragma unroll 1
-    for (int k = 0; k < p.stages; k += 2) {
-      S24_UNROLL
-      for (int i = 0; i < 2; ++i) {  // words of the products under way keep their registers
-        const int stage = place.stage;
-        wait_barrier(&shared.full[stage], place.round);
-        words[i] = metadata_word(load<uint32_t, 2>(reinterpret_cast<const uint32_t*>(metadata + stage * sizeof(Stages::metadata[0]))),
-                                 lane);
-        begin_wgmma();
-        const uint64_t a = values + uint64_t(stage * kNextValues), b = dense + uint64_t(stage * kNextDense);
-        wgmma_sp_rows<0>(acc, a, b, words[i], i > 0 || k > 0);
-        wgmma_sp_rows<1>(acc, a + kStepDepth / 16, b + 2 * kStepDepth / 16, words[i], 1);
-        commit_wgmma();
-        wait_wgmma<1>();
-        hold(words[i ^ 1]);
-        if (i > 0 || k > 0) give_back(previous);
-        previous = stage;
-        place.advance();
-      }
-    }
-    wait_wgmma<0>();
-    hold(words[1]);
-    give_back(previous);
+    multiply_stages<Shape, false>(acc, operands, p.stages, shared, place);
     S24_UNROLL
     for (int c = 0; c < kWgmmaCols / kChunkCols; ++c, chunk.advance()) {
       wait_barrier(&shared.read[chunk.stage], chunk.round ^ 1);
@@ -297,42 +251,20 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     __trap();  // has_matmul_pointwise says so
 }
 
-// Asked once for each device that a thread uses, because the answer takes longer than a launch.
-template <Pointwise op>
-cudaError_t clusters_here(int* clusters) {
-  static thread_local int known_device = -1, known = 0;
-  int device = 0;
-  cudaError_t e = cudaGetDevice(&device);
-  if (e == cudaSuccess && device != known_device) {
-    e = clusters_at_a_time(matmul_pointwise<op>, Shape::kBlocks, Shape::kThreads, sizeof(Stages), &known);
-    if (e == cudaSuccess) known_device = device;
-  }
-  *clusters = known;
-  return e == cudaSuccess && known == 0 ? cudaErrorInvalidConfiguration : e;
-}
-
 template <Pointwise op>
 cudaError_t launch(const MatmulPointwiseArgs& a, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Stages);
   static_assert(kBytes <= 227 * 1024, "what a block can have");
   static_assert(sizeof(Stages::values[0]) % 1024 == 0 && sizeof(Stages::dense[0]) % 1024 == 0, "swizzled boxes");
-  const auto* const values = static_cast<const uint16_t*>(a.compressed);
-  const uint16_t* const behind = values + a.rows * a.depth / 2;
   Operands from;
-  cudaError_t e = describe({CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, values, a.depth / 2, a.rows, a.depth, kStageDepth / 2,
-                            Shape::kBlockRows, CU_TENSOR_MAP_SWIZZLE_64B},
-                           &from.values);
-  if (e == cudaSuccess)  // of 64 rows in one
-    e = describe({CU_TENSOR_MAP_DATA_TYPE_UINT32, behind, 2 * a.depth, a.rows / 64, 8 * a.depth, 128, Shape::kGroups,
-                  CU_TENSOR_MAP_SWIZZLE_NONE},
-                 &from.metadata);
+  cudaError_t e = describe_compressed(a.compressed, a.rows, a.depth, Shape::kBlockRows, &from.values, &from.metadata);
   if (e == cudaSuccess)
     e = describe({CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, a.dense, a.depth, a.cols, 2 * a.depth, kStageDepth,
                   Shape::kCols / Shape::kBlocks, CU_TENSOR_MAP_SWIZZLE_128B},
                  &from.dense);
   if (e == cudaSuccess) e = cudaFuncSetAttribute(matmul_pointwise<op>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   int clusters = 0;
-  if (e == cudaSuccess) e = clusters_here<op>(&clusters);
+  if (e == cudaSuccess) e = clusters_here<matmul_pointwise<op>>(Shape::kBlocks, Shape::kThreads, kBytes, &clusters);
   if (e != cudaSuccess) return e;
   const Tiles<Shape> tiles = {int(ceil_div(a.rows, Shape::kRows)), int(ceil_div(a.cols, Shape::kCols)), 8};
   clusters = min(clusters, tiles.count());

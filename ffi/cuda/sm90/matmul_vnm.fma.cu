@@ -112,8 +112,8 @@ __device__ __forceinline__ void multiply_tiles(const MatmulVnmArgs& args, const 
       for (int step = 0; step < 2; ++step)
         load_matrices<false>(kept + values_access(lane, 2 * step + lane / 16), sparse[step]);
       begin_wgmma();
-      wgmma_sp<T, 0>(acc[0], sparse[0], swizzled_tile(shared.dense[stage][across][0]), words, pair > 0);
-      wgmma_sp<T, 1>(acc[0], sparse[1], swizzled_tile(shared.dense[stage][across][1]), words, 1);
+      wgmma_sp<T, 0>(acc[0], sparse[0], swizzled_columns<kGatheredRows>(shared.dense[stage][across][0]), words, pair > 0);
+      wgmma_sp<T, 1>(acc[0], sparse[1], swizzled_columns<kGatheredRows>(shared.dense[stage][across][1]), words, 1);
       commit_wgmma();
       wait_wgmma<0>();
       hold(sparse[0]), hold(sparse[1]);

@@ -17,12 +17,6 @@ constexpr bool kWithWgmma = true;
 #endif
 
 #if defined(__CUDACC__)
-// Address, bytes from 64 columns to the next and from eight rows to the next, all in units of 16; swizzle of 128 bytes.
-__device__ __forceinline__ uint64_t swizzled_tile(const uint16_t* tile) {
-  constexpr uint64_t kNextCols = kGatheredRows * kSwizzledCols * 2 / 16, kNextRows = 8 * kSwizzledCols * 2 / 16;
-  return uint64_t((shared_address(tile) & 0x3ffffu) / 16) | kNextCols << 16 | kNextRows << 32 | uint64_t(1) << 62;
-}
-
 // The instruction sees after this what is in shared memory for this thread.
 __device__ __forceinline__ void publish_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void begin_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -49,7 +43,7 @@ __device__ __forceinline__ void wait_wgmma() {
   "%117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127" \
   "}, " operands ", more, " scales ";}"
 #define S24_FROM_REGISTERS(type) S24_WGMMA(".sp", "k32", type, "135", "{%128, %129, %130, %131}, %132, %133, %134", "1, 1, 1")
-#define S24_FROM_MEMORY(type) S24_WGMMA(".sp", "k32", type, "132", "%128, %129, %130, %131", "1, 1, 0, 0")
+#define S24_FROM_MEMORY(type) S24_WGMMA(".sp", "k32", type, "132", "%128, %129, %130, %131", "1, 1, 0, %133")
 #define S24_DENSE(type) S24_WGMMA("", "k16", type, "130", "%128, %129", "1, 1, 0, 0")
 #define S24_ALL_SUMS                                                                                                      \
   S24_SUMS4(0), S24_SUMS4(4), S24_SUMS4(8), S24_SUMS4(12), S24_SUMS4(16), S24_SUMS4(20), S24_SUMS4(24), S24_SUMS4(28)
@@ -81,12 +75,21 @@ __device__ __forceinline__ uint64_t swizzled_rows(const uint16_t* first) {
   return uint64_t((shared_address(first) & 0x3ffffu) / 16) | uint64_t(1) << 16 | kNextEight << 32 | kLayout << 62;
 }
 
-// The same product of swizzled rows in bfloat16: 64 of 64 bytes of sparse values, and 256 of 128 bytes.
-template <int kSelector>
-__device__ __forceinline__ void wgmma_sp_rows(float acc[32][4], uint64_t sparse, uint64_t dense, uint32_t words, int more) {
+// The same of columns of D, 64 together, so many rows (of the contracted axis) of them below each other: 32 rows further on are
+// 32 * 128 bytes.
+template <int kRows>
+__device__ __forceinline__ uint64_t swizzled_columns(const uint16_t* first) {
+  constexpr uint64_t kNextCols = kRows * kSwizzledCols * 2 / 16, kNextRows = 8 * kSwizzledCols * 2 / 16;
+  return uint64_t((shared_address(first) & 0x3ffffu) / 16) | kNextCols << 16 | kNextRows << 32 | uint64_t(1) << 62;
+}
+
+// The same product in bfloat16 of sparse values in memory, 64 swizzled rows of 64 bytes, and of 256 swizzled rows of 128 bytes or
+// of swizzled columns.
+template <int kSelector, bool kColumns>
+__device__ __forceinline__ void wgmma_sp_memory(float acc[32][4], uint64_t sparse, uint64_t dense, uint32_t words, int more) {
   asm volatile(S24_FROM_MEMORY("bf16")
                : S24_ALL_SUMS
-               : "l"(sparse), "l"(dense), "r"(words), "n"(kSelector), "r"(more));
+               : "l"(sparse), "l"(dense), "r"(words), "n"(kSelector), "r"(more), "n"(int(kColumns)));
 }
 
 // acc = a(64, 16) b(256, 16)^T, plus acc if there is `more` to it, of rows of 128 bytes as `swizzled_rows` has them.
@@ -113,7 +116,6 @@ __device__ __forceinline__ void store_matrices_transposed(uint16_t* row, const u
                : "memory");
 }
 #else  // the tests give them a meaning on a CPU
-uint64_t swizzled_tile(const uint16_t* tile);
 inline void publish_copies() {}
 inline void begin_wgmma() {}
 void commit_wgmma();
@@ -125,8 +127,10 @@ template <class T, int kSelector>
 void wgmma_sp(float acc[32][4], const uint32_t sparse[4], uint64_t dense, uint32_t words, int more);
 template <int kBytes>
 uint64_t swizzled_rows(const uint16_t* first);
-template <int kSelector>
-void wgmma_sp_rows(float acc[32][4], uint64_t sparse, uint64_t dense, uint32_t words, int more);
+template <int kRows>
+uint64_t swizzled_columns(const uint16_t* first);
+template <int kSelector, bool kColumns>
+void wgmma_sp_memory(float acc[32][4], uint64_t sparse, uint64_t dense, uint32_t words, int more);
 template <class T>
 void wgmma_rows(float acc[32][4], uint64_t a, uint64_t b, int more);
 void store_matrices_transposed(uint16_t* row, const uint32_t (&m)[4]);

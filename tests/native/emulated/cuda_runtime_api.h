@@ -264,10 +264,10 @@ void in_warp(P& own, F act) {
   warp_meetings[own_number() / 32].meet(int(thread.x % 32), 32, &own, [&](void** all) { act(reinterpret_cast<P**>(all)); });
 }
 
-// Four warps.
+// Four warps of a block, whose other ones may be fewer.
 template <class P, class F>
 void in_group(P& own, F act) {
-  group_meetings[own_number() / 128].meet(int(thread.x % 128), 128, &own, [&](void** all) { act(reinterpret_cast<P**>(all)); });
+  group_meetings[first / threads * 4 + int(thread.x) / 128].meet(int(thread.x % 128), 128, &own, [&](void** all) { act(reinterpret_cast<P**>(all)); });
 }
 
 template <class F>

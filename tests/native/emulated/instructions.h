@@ -53,9 +53,10 @@ cudaError_t start(void (*kernel)(P...), dim3 grid, int threads, size_t shared, c
   return run_grid(__PRETTY_FUNCTION__, grid, 1, threads, shared, [&] { kernel(args...); });
 }
 
+// One, so that it has many tiles; but several of the kernel whose blocks have nine warps, which divide tiles.
 template <class... P>
-cudaError_t clusters_at_a_time(void (*)(P...), int, int, size_t, int* clusters) {
-  return *clusters = 1, cudaSuccess;
+cudaError_t clusters_at_a_time(void (*)(P...), int, int threads, size_t, int* clusters) {
+  return *clusters = threads == 288 ? 5 : 1, cudaSuccess;
 }
 
 template <class... P, class... A>
@@ -158,10 +159,25 @@ void mma_sp(float acc[4], const uint32_t sparse[4], const uint32_t dense[4], uin
   });
 }
 
-// The tile's address stands for its descriptor.
-inline uint64_t swizzled_tile(const uint16_t* tile) {
-  if (reinterpret_cast<uintptr_t>(tile) % 1024 != 0) std::abort();
-  return reinterpret_cast<uintptr_t>(tile);
+// The place of a byte in memory of rows of 64 or 128 bytes as the hardware swizzles it: by its address.
+inline uintptr_t swizzled_byte(uintptr_t at, int row_bytes) {
+  return row_bytes == 128 ? at ^ (at >> 7 & 7) << 4 : row_bytes == 64 ? at ^ (at >> 7 & 3) << 4 : at;
+}
+
+// An address in units of 16 bytes, the rows of the tile in units of 32, and the layout.
+template <int kRows>
+uint64_t swizzled_columns(const uint16_t* first) {
+  const auto at = reinterpret_cast<uintptr_t>(first);
+  if (at % 1024 != 0) std::abort();
+  return at / 16 | uint64_t(kRows / 32) << 56 | uint64_t(1) << 62;
+}
+
+// Number k of column `column` of an operand, by what swizzled_columns gave.
+template <class T>
+float number_of_column(uint64_t columns, int column, int k) {
+  const uintptr_t first = uintptr_t(columns << 8 >> 8) * 16, rows = uintptr_t(columns >> 56 & 0x3f) * 32;
+  const uintptr_t at = first + (uintptr_t(column) / 64 * rows + uintptr_t(k)) * 128 + uintptr_t(column) % 64 * 2;
+  return float_of(T::to_f32(*reinterpret_cast<const uint16_t*>(swizzled_byte(at, 128))));
 }
 
 // Adds what a kept row multiplies to the sums of four lanes, each of which has the first or the second of two such rows.
@@ -182,13 +198,12 @@ void multiply_tile(const BegunProduct& product) {
   SparseLane own = product.own;
   if (!product.more) std::memset(own.acc, 0, kWgmmaCols / 8 * 4 * sizeof(float));
   emulated::in_warp(own, [&](SparseLane** all) {
-    const auto* const tile = reinterpret_cast<const uint16_t*>(product.dense);
     Kept left[16];
     static float right[kGatheredRows][kWgmmaCols];
     unpack_sparse<T, kSelector>(all, left);
     for (int k = 0; k < kGatheredRows; ++k)
       for (int column = 0; column < kWgmmaCols; ++column)
-        right[k][column] = float_of(T::to_f32(tile[swizzled(k, column / 8) + column % 8]));
+        right[k][column] = number_of_column<T>(product.dense, column, k);
     for (int row = 0; row < 16; ++row) add_row(all + row % 8 * 4, row / 8, left[row], right);
   });
 }
@@ -196,11 +211,6 @@ void multiply_tile(const BegunProduct& product) {
 template <class T, int kSelector>
 void wgmma_sp(float acc[32][4], const uint32_t sparse[4], uint64_t dense, uint32_t words, int more) {
   begun_products[emulated::own_number()].push_back({multiply_tile<T, kSelector>, {acc[0], sparse, nullptr, words}, 0, dense, more});
-}
-
-// The place of a byte in memory of rows of 64 or 128 bytes as the hardware swizzles it: by its address.
-inline uintptr_t swizzled_byte(uintptr_t at, int row_bytes) {
-  return row_bytes == 128 ? at ^ (at >> 7 & 7) << 4 : row_bytes == 64 ? at ^ (at >> 7 & 3) << 4 : at;
 }
 
 // An address in units of 16 bytes, and the layout.
@@ -220,14 +230,15 @@ float number_of_row(uint64_t rows, int row, int k) {
 }
 
 // What a warpgroup has: 64 rows.
-template <int kSelector>
+template <int kSelector, bool kColumns>
 void multiply_rows(const BegunProduct& product) {
   SparseLane own = product.own;
   if (!product.more) std::memset(own.acc, 0, kWgmmaCols / 8 * 4 * sizeof(float));
   emulated::in_group(own, [&](SparseLane** all) {
     static float right[32][kWgmmaCols];
     for (int column = 0; column < kWgmmaCols; ++column)
-      for (int k = 0; k < 32; ++k) right[k][column] = number_of_row<BF16>(product.dense, column, k);
+      for (int k = 0; k < 32; ++k)
+        right[k][column] = kColumns ? number_of_column<BF16>(product.dense, column, k) : number_of_row<BF16>(product.dense, column, k);
     for (int row = 0; row < 64; ++row) {
       const int quartet = row / 16 * 32 + row % 8 * 4;
       Kept left;
@@ -242,9 +253,9 @@ void multiply_rows(const BegunProduct& product) {
   });
 }
 
-template <int kSelector>
-void wgmma_sp_rows(float acc[32][4], uint64_t sparse, uint64_t dense, uint32_t words, int more) {
-  begun_products[emulated::own_number()].push_back({multiply_rows<kSelector>, {acc[0], nullptr, nullptr, words}, sparse, dense, more});
+template <int kSelector, bool kColumns>
+void wgmma_sp_memory(float acc[32][4], uint64_t sparse, uint64_t dense, uint32_t words, int more) {
+  begun_products[emulated::own_number()].push_back({multiply_rows<kSelector, kColumns>, {acc[0], nullptr, nullptr, words}, sparse, dense, more});
 }
 
 // What a warpgroup has of a dense product: 64 rows.
@@ -332,6 +343,17 @@ T* at_block(T* own, int block) {
   return reinterpret_cast<T*>(reinterpret_cast<char*>(own) + (block - block_of_cluster()) * int64_t(block_bytes));
 }
 
+// Clusters run one after the other, those of lower numbers first.
+inline void send_signal(uint32_t* signal) {
+  __syncwarp();
+  *signal = 1;
+}
+
+inline void wait_signal(const uint32_t* signal) {
+  if (*signal != 1) std::abort();  // of a cluster that has yet to begin
+  __syncwarp();
+}
+
 inline void arrive_at(Barrier* b, int block) { arrive(at_block(b, block)); }
 
 // A box on its way into so many blocks of a cluster from the first one on.
@@ -347,15 +369,15 @@ struct Box {
     const int64_t row = m.box_inner * m.element, width = m.inner * m.element;
     for (int block = 0; block < box->blocks; ++block) {
       const auto to = reinterpret_cast<uintptr_t>(box->to) + size_t(block) * block_bytes;
-      for (int64_t r = 0; r < m.box_outer; ++r)
+      for (int64_t r = 0; r < m.box_outer * m.parts; ++r)
         for (int64_t b = 0; b < row; ++b) {
-          const int64_t line = box->y + r, byte = box->x * m.element + b;
+          const int64_t line = box->y + r / m.parts, byte = box->x * m.element + b;
           const bool inside = line >= 0 && line < m.outer && byte >= 0 && byte < width;
           *reinterpret_cast<uint8_t*>(swizzled_byte(to + uintptr_t(r * row + b), m.swizzled)) =
-              inside ? m.data[line * m.row_bytes + byte] : uint8_t(0);
+              inside ? m.data[r % m.parts * m.part_bytes + line * m.row_bytes + byte] : uint8_t(0);
         }
       EmulatedBarrier& barrier = EmulatedBarrier::of(box->barrier + block * int64_t(block_bytes / sizeof(Barrier)));
-      barrier.bytes -= int32_t(row * m.box_outer);
+      barrier.bytes -= int32_t(row * m.box_outer * m.parts);
       barrier.end_if_complete();
     }
     delete box;

@@ -1,0 +1,243 @@
+// The product of a 2:4 matrix and a dense one on Hopper in bfloat16, with the contracted axis first in the dense one: that of the
+// gradient of a weight, whose contracted axis are the tokens, and whose tiles are few where the weight is small.
+//
+// Operands: P (R, K), compressed as cuSPARSELt has it here; D (K, N), whose rows are taken in their order or, strided, one of every
+// quarter after the other. Result: (N, R), or (R, N) as the flag says. Sums that are divided lie in the workspace meanwhile.
+// Steps: one thread of a block copies stages of 64 of the contracted axis by boxes; two blocks of a cluster, above each other,
+// each copy half of D for both. Two warpgroups multiply 64 x 256 each. Blocks stay for their share of all tiles, see division.h.
+// Constraints: R is a multiple of 64, K of 128, N of 8, and none is zero.
+//
+// What it gains, and what else was tried, is in experiments/benchmarks/results/probe/nvidia-h200_wgrad_2026-11-29.md.
+#include "compressed.cuh"
+#include "division.h"
+
+namespace s24 {
+namespace cuda {
+namespace {
+
+constexpr int kChunkCols = 32;
+
+// The tile of a cluster: that of its blocks, above each other.
+struct Shape {
+  static constexpr int kBlocks = 2, kGroups = 2, kStages = 5;
+  static constexpr int kBlockRows = 64 * kGroups, kRows = kBlocks * kBlockRows, kCols = kWgmmaCols;
+  static constexpr int kWarps = 4 * kGroups, kThreads = 32 * (kWarps + 1);
+};
+
+// Pieces of a block that are there at a time: that which is finished, and as many as begin in the stages behind it, of which each
+// piece has two or more.
+constexpr int kPieces = 1 + (Shape::kStages + 1) / 2;
+
+struct Stages {
+  alignas(1024) uint16_t dense[Shape::kStages][Shape::kCols * kStageDepth];
+  uint16_t values[Shape::kStages][Shape::kBlockRows * kStageDepth / 2];
+  uint16_t chunks[Shape::kWarps][16 * kChunkCols];  // of results
+  uint8_t metadata[Shape::kStages][Shape::kBlockRows * kStageDepth / 8];
+  Piece pieces[kPieces];
+  int now[Shape::kWarps];  // which piece a warp has: registers are all taken
+  Barrier full[Shape::kStages], empty[Shape::kStages];
+};
+constexpr int kStageBytes = sizeof(Stages::dense[0]) + sizeof(Stages::values[0]) + sizeof(Stages::metadata[0]);
+
+// The workspace: a signal of each warp for each place, then the sums of each place, in the order of warps and lanes.
+constexpr int kWarpsOfPlace = Shape::kBlocks * Shape::kWarps, kSumsOfWarp = 16 * kWgmmaCols;
+constexpr int64_t kSignals = 2 * kMatmulWgradClusters * kWarpsOfPlace;
+constexpr int64_t kSums = int64_t(2 * kMatmulWgradClusters) * kWarpsOfPlace * kSumsOfWarp;
+static_assert(kMatmulWgradWorkspace == 4 * (kSignals + kSums), "what handlers ask for");
+
+struct Operands {
+  CUtensorMap values, metadata, dense;
+};
+
+struct Product {
+  uint16_t* out;
+  uint32_t* signals;
+  float* sums;
+  int rows, cols;
+  bool rows_last;
+  int rows_of_part;  // of each part of D in a stage
+  Tiles<Shape> tiles;
+  Division division;
+};
+
+// A piece is there with its first stage; behind the last one there is an empty piece.
+__device__ __forceinline__ void copy_tiles(const Operands& from, const Product& p, int block, Stages& shared) {
+  constexpr int kOwnCols = Shape::kCols / Shape::kBlocks;
+  StagePlace<Shape::kStages> place;
+  StagePlace<kPieces> number;
+  const int cluster = int(blockIdx.x) / Shape::kBlocks;
+  Piece piece = {};
+  bool more = true;
+  for (int step = 0; more; ++step, number.advance()) {
+    more = p.division.piece(cluster, step, &piece);
+    if (!more) piece.end = piece.begin;
+    wait_barrier(&shared.empty[place.stage], place.round ^ 1);
+    shared.pieces[number.stage] = piece;
+    if (!more) arrive(&shared.full[place.stage]);
+    int64_t row, column;
+    p.tiles.at(piece.tile, &row, &column);
+    row += block * Shape::kBlockRows, column += block * kOwnCols;
+#pragma unroll 1
+    for (int k = 2 * piece.begin; k < 2 * piece.end; ++k, place.advance()) {
+      const int stage = place.stage;
+      Barrier* const full = &shared.full[stage];
+      uint16_t* const dense = shared.dense[stage] + block * kOwnCols * kStageDepth;
+      wait_barrier(&shared.empty[stage], place.round ^ 1);
+      arrive_expecting(full, kStageBytes);
+      S24_UNROLL
+      for (int c = 0; c < kOwnCols; c += kSwizzledCols)
+        copy_box_for_all<Shape::kBlocks>(dense + c * kStageDepth, &from.dense, int(column) + c, k * p.rows_of_part, full);
+      copy_box(shared.values[stage], &from.values, k * (kStageDepth / 2), int(row), full);
+      copy_box(shared.metadata[stage], &from.metadata, k * 2 * kStageDepth, int(row) / 64, full);
+    }
+  }
+}
+
+// Where a lane's sums of a place lie.
+__device__ __forceinline__ float* sums_of(const Product& p, int place, int own_warp) {
+  return p.sums + (int64_t(place) * kWarpsOfPlace + own_warp) * kSumsOfWarp + threadIdx.x % 32 * 4;
+}
+
+// 16 rows and 32 columns of a warp's results, rounded, and written by way of shared memory in accesses of 16 bytes.
+__device__ __forceinline__ void write_chunk(const Product& p, const float acc[4][4], uint16_t* chunk, int64_t row, int64_t column) {
+  const int lane = threadIdx.x % 32;
+  __syncwarp();
+  if (p.rows_last) {
+    S24_UNROLL
+    for (int n = 0; n < kChunkCols / 8; n += 2) {
+      uint32_t rounded[4];
+      S24_UNROLL
+      for (int i = 0; i < 4; ++i) rounded[i] = rounded_pair<BF16>(acc[n + i / 2][i % 2 * 2], acc[n + i / 2][i % 2 * 2 + 1]);
+      store_matrices_transposed(chunk + (n * 8 + lane / 16 * 8 + lane % 8) * 16 + lane / 8 % 2 * 8, rounded);
+    }
+  } else {
+    S24_UNROLL
+    for (int n = 0; n < kChunkCols / 8; ++n) {
+      S24_UNROLL
+      for (int i = 0; i < 2; ++i)
+        *reinterpret_cast<uint32_t*>(chunk + (lane / 4 + i * 8) * kChunkCols + n * 8 + lane % 4 * 2) =
+            rounded_pair<BF16>(acc[n][i * 2], acc[n][i * 2 + 1]);
+    }
+  }
+  __syncwarp();
+  S24_UNROLL
+  for (int unit = lane; unit < 64; unit += 32) {  // of eight numbers
+    const auto eight = load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(chunk + unit * 8));
+    const int64_t r = row + (p.rows_last ? unit % 2 * 8 : unit / 4), c = column + (p.rows_last ? unit / 2 : unit % 4 * 8);
+    uint16_t* const to = p.out + (p.rows_last ? c * p.rows + r : r * p.cols + c);
+    if (r < p.rows && c < p.cols) store(reinterpret_cast<uint32_t*>(to), eight);
+  }
+}
+
+__device__ __forceinline__ void leave_sums(const Product& p, int place, int own_warp, const float (&acc)[kWgmmaCols / 8][4]) {
+  float* const to = sums_of(p, place, own_warp);
+  S24_UNROLL
+  for (int n = 0; n < kWgmmaCols / 8; ++n) store(to + n * 128, Vector<float, 4>{acc[n][0], acc[n][1], acc[n][2], acc[n][3]});
+  send_signal(p.signals + place * kWarpsOfPlace + own_warp);
+}
+
+// Adds the sums that others have left, in their order, and writes the results.
+__device__ __forceinline__ void finish_tile(const Product& p, const Piece& piece, int own_warp, uint16_t* chunk,
+                                            float (&acc)[kWgmmaCols / 8][4]) {
+#pragma unroll 1
+  for (int part = 1; part < p.division.parts(piece); ++part) {
+    const int place = p.division.place_of(piece, part);
+    wait_signal(p.signals + place * kWarpsOfPlace + own_warp);
+    const float* const from = sums_of(p, place, own_warp);
+    S24_UNROLL
+    for (int n = 0; n < kWgmmaCols / 8; ++n) {
+      const auto sums = load<float, 4>(from + n * 128);
+      S24_UNROLL
+      for (int i = 0; i < 4; ++i) acc[n][i] += sums.at[i];
+    }
+  }
+  int64_t row, column;
+  p.tiles.at(piece.tile, &row, &column);
+  row += own_warp * 16;  // warps of both blocks are above each other
+  S24_UNROLL
+  for (int c = 0; c < kWgmmaCols; c += kChunkCols) write_chunk(p, acc + c / 8, chunk, row, column + c);
+}
+
+// Warpgroup `group` multiplies rows 64 * group and on of the block.
+__device__ __forceinline__ void multiply_tiles(const Product& p, int block, int group, Stages& shared) {
+  const int warp = threadIdx.x / 32, own_warp = block * Shape::kWarps + warp;
+  const StageOperands<Shape, Stages> operands(shared, group, swizzled_columns<kStageDepth>(shared.dense[0]));
+  StagePlace<Shape::kStages> place;
+  int& now = shared.now[warp] = 0;
+  while (true) {
+    wait_barrier(&shared.full[place.stage], place.round);
+    const Piece& piece = shared.pieces[now];
+    if (piece.begin == piece.end) break;
+    float acc[kWgmmaCols / 8][4];
+    multiply_stages<Shape, true>(acc, operands, 2 * (piece.end - piece.begin), shared, place);
+    if (piece.place >= 0)
+      leave_sums(p, piece.place, own_warp, acc);
+    else
+      finish_tile(p, piece, own_warp, shared.chunks[warp], acc);
+    const int next = (now + 1) % kPieces;
+    __syncwarp();
+    now = next;
+    __syncwarp();
+  }
+}
+
+__device__ __forceinline__ void multiply_all(const Operands& from, const Product& p) {
+  auto& shared = *reinterpret_cast<Stages*>(launched_memory());
+  const int block = block_of_cluster(), warp = threadIdx.x / 32;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Shape::kStages; ++i) {
+      init_barrier(&shared.full[i], 1);
+      init_barrier(&shared.empty[i], Shape::kBlocks * Shape::kGroups);
+    }
+    publish_barriers();
+  }
+  sync_cluster();
+  if (warp < Shape::kWarps)
+    multiply_tiles(p, block, warp / 4, shared);
+  else if (threadIdx.x % 32 == 0)
+    copy_tiles(from, p, block, shared);
+  __syncwarp();
+  sync_cluster();  // nobody leaves while the other block may still signal it
+}
+
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    matmul_wgrad(const __grid_constant__ Operands operands, const __grid_constant__ Product product) {
+  if constexpr (kWithWgmma)
+    multiply_all(operands, product);
+  else
+    __trap();  // has_matmul_wgrad says so
+}
+
+}  // namespace
+
+bool has_matmul_wgrad() { return runs_on_sm90(matmul_wgrad); }
+
+template <>
+cudaError_t run(const MatmulWgradArgs& a, cudaStream_t stream) {
+  constexpr int kBytes = sizeof(Stages);
+  static_assert(kBytes <= 227 * 1024, "what a block can have");
+  static_assert(sizeof(Stages::values[0]) % 1024 == 0 && sizeof(Stages::dense[0]) % 1024 == 0, "swizzled boxes");
+  const int parts = a.strided ? 4 : 1;
+  Operands from;
+  cudaError_t e = describe_compressed(a.compressed, a.rows, a.depth, Shape::kBlockRows, &from.values, &from.metadata);
+  if (e == cudaSuccess)
+    e = describe({CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, a.dense, a.cols, a.depth, 2 * a.cols, kSwizzledCols, kStageDepth,
+                  CU_TENSOR_MAP_SWIZZLE_128B, parts},
+                 &from.dense);
+  if (e == cudaSuccess) e = cudaFuncSetAttribute(matmul_wgrad, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  int clusters = 0;
+  if (e == cudaSuccess) e = clusters_here<matmul_wgrad>(Shape::kBlocks, Shape::kThreads, kBytes, &clusters);
+  if (e != cudaSuccess) return e;
+  clusters = min(clusters, kMatmulWgradClusters);
+  const Tiles<Shape> tiles = {int(ceil_div(a.rows, Shape::kRows)), int(ceil_div(a.cols, Shape::kCols)), 2};
+  const Division division = divide_tiles(tiles.count(), int(a.depth / (2 * kStageDepth)), clusters);
+  auto* const signals = static_cast<uint32_t*>(a.workspace);
+  if (division.is_divided()) e = cudaMemsetAsync(signals, 0, sizeof(uint32_t) * kSignals, stream);
+  if (e != cudaSuccess) return e;
+  const Product product = {static_cast<uint16_t*>(a.out), signals, reinterpret_cast<float*>(signals + kSignals), int(a.rows),
+                           int(a.cols), a.rows_last, kStageDepth / parts, tiles, division};
+  return start_clusters(matmul_wgrad, clusters, Shape::kBlocks, Shape::kThreads, kBytes, stream, from, product);
+}
+
+}  // namespace cuda
+}  // namespace s24
