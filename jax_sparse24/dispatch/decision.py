@@ -178,9 +178,8 @@ def _product(
     form = "packed" if plain else "compressed"
     if implementation == "cusparselt":
         return Decision("cusparselt", "asked for", form, algorithm=_measured_algorithm(product))
-    own_form = "packed" if "compressed" not in forms or wgrad.misfit(product) else "compressed"
     if implementation is not None:
-        return Decision(implementation, "asked for", own_form if implementation == "ffi" else "packed")
+        return Decision(implementation, "asked for", "packed")
     obstacle = _obstacle("matmul", product.dtype, platform()) or _never_ran()
     if obstacle is not None:
         return Decision("dense", obstacle)
@@ -188,8 +187,14 @@ def _product(
     if not found.packed:
         return Decision("dense", found.reason, entry=found.entry)
     if found.entry["implementation"] != "cusparselt":
-        runs = "ffi" if own_form == "compressed" else "auto"
-        return Decision(runs, found.reason, own_form, entry=found.entry)
+        # Entries of Hopper were measured with the kernel for gradients of weights, where it fits.
+        measured = dataclasses.replace(product, shape=tuple(found.entry["shape"]), out_dtype=None)
+        if (generation() is None or generation().code != "sm_90a") or wgrad.unfit(measured):
+            return Decision("auto", found.reason, "packed", entry=found.entry)
+        if "compressed" in forms and not wgrad.misfit(product):
+            return Decision("ffi", found.reason, "compressed", entry=found.entry)
+        reason = f"{found.reason}, there by our kernel for gradients of weights, which this does not fit"
+        found = dataclasses.replace(found, reason=reason)
     obstacle = library_obstacle() or misfit
     if obstacle:
         return Decision("dense", obstacle, entry=found.entry)

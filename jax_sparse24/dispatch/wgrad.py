@@ -14,14 +14,12 @@ MOST = 1 << 30  # of each size
 WORKSPACE = 72 * 2 * (256 * 256 + 16) * 4
 
 
-def misfit(product: Product) -> str:
-    """Why the kernel cannot multiply a product here, or an empty string.
+def unfit(product: Product) -> str:
+    """Why the kernel multiplies a product on no GPU, or an empty string.
 
     product: of which one operand is packed."""
     if product.pattern != "2:4":
         return "it is not 2:4"
-    if not hardware.runs_code("sm_90a"):
-        return "the kernel is Hopper's"
     bfloat16 = jnp.dtype(jnp.bfloat16)
     if product.dtype != bfloat16 or product.out_dtype not in (None, bfloat16):
         return f"operands and result are bfloat16, not {product.dtype} and {product.out_dtype}"
@@ -33,3 +31,10 @@ def misfit(product: Product) -> str:
         if size % multiple or not 0 < size <= MOST:
             return f"{what} must be a multiple of {multiple} from {multiple} to {MOST}, got {size}"
     return ""
+
+
+def misfit(product: Product) -> str:
+    """Why the kernel cannot multiply a product here, or an empty string.
+
+    product: of which one operand is packed."""
+    return unfit(product) or ("" if hardware.runs_code("sm_90a") else "the kernel is Hopper's")

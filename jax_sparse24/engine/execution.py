@@ -227,7 +227,8 @@ class Execution:
             key = self.draw_key(name, key)
         form = "packed" if packed and not decision.sparse else decision.form
         strided = row.strides and form != "dense"
-        in_place = strided and decision.reads_strided and row.other is None and not isinstance(y, PACKED)
+        moves = row.other is not None or isinstance(y, PACKED) or isinstance(x, (*PACKED, Pieces))
+        in_place = strided and decision.reads_strided and not moves
         if isinstance(y, PACKED):
             y = self._unpacked(y, row)
         else:

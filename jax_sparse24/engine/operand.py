@@ -88,8 +88,8 @@ class Operands:
     uncut: the sparse operand before elements were dropped, in its first order; None if nothing needs it.
     scales: those by which each 8-bit operand was multiplied, float32 (1, 1), or one for each row or column of
         the product.
-    dense_features: (k, T), the features that stay dense, with tokens in the order of the product; None if
-        they are yet to be gathered.
+    dense_features: (k, T), the features that stay dense, with tokens in the order of the groups, to which
+        `strided` operands are not moved; None if they are yet to be gathered.
     counts: see `Request.counts`.
     strided: whether the groups of the packed operand are strided ones of the dense one, see `contract`. It is
         static."""

@@ -48,7 +48,7 @@ class Compressed24(PackedArray):
 
     @property
     def plain(self) -> Packed24:
-        """The same matrix as a Packed24, for products that the library does not run; values may be copied."""
+        """The same matrix as a Packed24, for products by other kernels; values may be copied."""
         return Packed24(self.values, self.metadata, self.axis)
 
     @property
@@ -112,7 +112,7 @@ MULTIPLY_WGRAD = Kernel("s24_matmul_wgrad", types=None, attributes=lambda **flag
 
 
 def compress(packed: Packed24) -> jax.Array:
-    """The array `compressed` of a packed matrix, made by the library.
+    """The array `compressed` of a packed matrix: its values, and its metadata in the library's order.
 
     packed: a matrix of 16-bit floats or float8_e4m3fn.
 
@@ -253,8 +253,18 @@ def multiply_wgrad(
 
     Returns: (R, N) or (N, R), bfloat16."""
     rows, n = packed.metadata.shape[0], dense.shape[-1]
-    out = jax.ShapeDtypeStruct((n, rows) if out_packed_last else (rows, n), dense.dtype)
-    workspace = jax.ShapeDtypeStruct((wgrad.WORKSPACE,), jnp.uint8)
-    compressed = packed.compressed if isinstance(packed, Compressed24) else compress(packed)
-    options = {"rows_last": out_packed_last, "strided": strided}
-    return MULTIPLY_WGRAD(compressed, dense, **options, types=(out, workspace))[0]
+    shape = (n, rows) if out_packed_last else (rows, n)
+
+    @jax.custom_batching.custom_vmap
+    def call(compressed, dense):
+        leading = jnp.broadcast_shapes(compressed.shape[:-2], dense.shape[:-2])
+        out = jax.ShapeDtypeStruct((*leading, *shape), dense.dtype)
+        workspace = jax.ShapeDtypeStruct((wgrad.WORKSPACE,), jnp.uint8)
+        options = {"rows_last": out_packed_last, "strided": strided}
+        return MULTIPLY_WGRAD(compressed, dense, **options, types=(out, workspace))[0]
+
+    @call.def_vmap  # the workspace gets no dimension of its own
+    def _(_, mapped, *arrays):
+        return call(*(x if own else x[None] for x, own in zip(arrays, mapped, strict=True))), True
+
+    return call(packed.compressed if isinstance(packed, Compressed24) else compress(packed), dense)

@@ -77,7 +77,8 @@ def matmul(
     bias: one number for each element of the free axis of the packed operand, or of `b`; or None.
     activation: None, "relu" or "gelu" (by tanh). cuSPARSELt applies bias and activation to the float32 sum
         where it can; elsewhere they follow on the rounded product, so that results may differ by a rounding.
-    implementation: as in `mask24`.
+    implementation: as in `mask24`. On Hopper "ffi" multiplies 2:4 bfloat16 with (K, N) by a kernel of its own
+        where K is a multiple of 128, R of 64 and N of 8, from a copy of the packed operand.
     preferred_element_type: the dtype of the result; None for the promoted dtype of the operands, which of
         float8_e4m3fn is bfloat16. Sums are float32; those of float8_e4m3fn by cuSPARSELt have about 14 bits.
 

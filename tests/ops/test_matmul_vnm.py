@@ -170,7 +170,6 @@ def test_strided_groups_are_those_of_a_packed_operand(side, implementation, rng)
         contract(d, d, -1, -1, strided=True)
 
 
-
 # ---- collected rows
 
 

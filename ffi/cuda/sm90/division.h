@@ -5,7 +5,8 @@
 // at the same time. What lies behind the fronts goes to the clusters that are left over: one such tile to each, and the others
 // in equal parts. Whoever has the first part of a tile adds the sums of the others, in their order.
 //
-// A cluster waits only for clusters of lower numbers, which begin before it.
+// A cluster waits only for clusters of lower numbers, and only when it has nothing else to do. All that are launched fit on the
+// device at a time; where others keep some from beginning, it is those of higher numbers, as far as was seen: CUDA promises no order.
 #pragma once
 #include "../../core/arguments.h"
 
@@ -72,9 +73,9 @@ struct Division {
   }
 };
 
-constexpr int kMostFronts = 8;  // whose sums one cluster adds
+constexpr int kMostFronts = 8;  // one cluster adds their sums, one after another; so few tiles leave clusters without work
 
-// Tiles that are left are divided only if that leaves fewer than three quarters of the clusters without work.
+// Tiles that are left are divided only if they are at most three quarters of the clusters.
 inline Division divide_tiles(int tiles, int units, int clusters) {
   Division d = {clusters, units, tiles / clusters, tiles % clusters};
   if (d.rest == 0) return d;

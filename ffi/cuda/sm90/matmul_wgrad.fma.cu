@@ -1,5 +1,5 @@
-// The product of a 2:4 matrix and a dense one on Hopper in bfloat16, with the contracted axis first in the dense one: that of the
-// gradient of a weight, whose contracted axis are the tokens, and whose tiles are few where the weight is small.
+// The product of a 2:4 matrix and a dense one on Hopper in bfloat16, with the contracted axis first in the dense one. The gradient of
+// a weight is such a product, of which tokens are the contracted axis, and whose tiles are few where the weight is small.
 //
 // Operands: P (R, K), compressed as cuSPARSELt has it here; D (K, N), whose rows are taken in their order or, strided, one of every
 // quarter after the other. Result: (N, R), or (R, N) as the flag says. Sums that are divided lie in the workspace meanwhile.
@@ -24,8 +24,8 @@ struct Shape {
   static constexpr int kWarps = 4 * kGroups, kThreads = 32 * (kWarps + 1);
 };
 
-// Pieces of a block that are there at a time: that which is finished, and as many as begin in the stages behind it, of which each
-// piece has two or more.
+// Pieces of a block that are there at a time: the one that is being finished, and those that begin in the stages behind it. Every
+// piece has at least two stages.
 constexpr int kPieces = 1 + (Shape::kStages + 1) / 2;
 
 struct Stages {

@@ -1,0 +1,104 @@
+"""Which products our kernel for gradients of weights on Hopper gets, and what becomes of others near a
+measurement of it."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jax_sparse24 as s24
+from jax_sparse24.dispatch import cusparselt, decision, hardware, native, operation, table, wgrad
+from jax_sparse24.dispatch.decision import decide
+from jax_sparse24.dispatch.generations import AMPERE, HOPPER
+from jax_sparse24.dispatch.product import Product
+
+SHAPE = 768, 4096, 3072
+PRODUCT = Product((-2, -2), "right", jnp.dtype(jnp.bfloat16), SHAPE)
+pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="about machines without a GPU")
+
+
+@pytest.fixture
+def generation(monkeypatch):
+    """Sets that of a GPU, with kernels and the library, for which a table has the product by our kernel."""
+    entry = {
+        "product": "wgrad",
+        "sparse": "right",
+        "pattern": "2:4",
+        "dtype": "bfloat16",
+        "shape": list(SHAPE),
+    }
+    times = {"dense_us": 150.0, "masked_us": 160.0, "packed_us": 100.0, "status": "ok"}
+    content = {"products": [entry | times | {"implementation": "ffi"}], "versions": {}}
+    monkeypatch.setattr(table, "_adopted", table.Table(content, "measured in this test"))
+
+    def use(row):
+        jax.clear_caches()
+        for module in (decision, hardware, operation):
+            monkeypatch.setattr(module, "platform", lambda: "cuda")
+        for module in (decision, hardware):
+            monkeypatch.setattr(module, "capability", lambda: row.capabilities[0])
+            monkeypatch.setattr(module, "generation", lambda: row)
+        monkeypatch.setitem(native._loaded, "cuda", (object(), None))
+        monkeypatch.setattr(cusparselt, "problem", lambda: "")
+
+    yield use
+    jax.clear_caches()
+
+
+def test_sizes_types_and_layouts(generation, monkeypatch):
+    generation(HOPPER)
+    assert not wgrad.misfit(PRODUCT)
+    for change, says in (
+        ({"shape": (768, 4096 + 64, 3072)}, "K must be a multiple of 128.*4160"),
+        ({"shape": (768, 4096, 3072 + 16)}, "rows of the packed operand.*64.*3088"),
+        ({"shape": (772, 4096, 3072)}, "columns of the dense operand.*8.*772"),
+        ({"shape": (768, 0, 3072)}, "K must be.*got 0"),
+        ({"axes": (-1, -2)}, "last one of the dense operand"),
+        ({"dtype": jnp.dtype(jnp.float16)}, "bfloat16.*float16"),
+        ({"out_dtype": jnp.dtype(jnp.float32)}, "bfloat16.*float32"),
+        ({"pattern": "64:2:16"}, "not 2:4"),
+    ):
+        assert re.search(says, wgrad.misfit(dataclasses.replace(PRODUCT, **change)))
+    monkeypatch.setenv("CUDA_FORCE_PTX_JIT", "1")
+    assert wgrad.misfit(PRODUCT) == "the kernel is Hopper's"
+
+
+def test_a_measurement_of_it_speaks_for_no_other_kernel(generation, monkeypatch):
+    """What it does not take goes to the library, and where there is none runs dense; but on other GPUs the
+    table's kernel is another one."""
+    generation(HOPPER)
+    found = decide(PRODUCT)
+    assert (found.runs, found.form, found.reads_strided) == ("ffi", "compressed", True)
+    near = dataclasses.replace(PRODUCT, shape=(768, 4096 + 32, 3072))
+    for product, options in ((near, {}), (PRODUCT, {"forms": ("dense", "packed")})):
+        found = decide(product, **options)
+        assert found.runs == "cusparselt" and not found.reads_strided
+        assert "which this does not fit" in found.reason
+    monkeypatch.setattr(cusparselt, "problem", lambda: "no library")
+    assert decide(near).runs == "dense" and decide(PRODUCT).runs == "ffi"
+    generation(AMPERE)
+    assert (decide(near).runs, decide(near).form) == ("auto", "packed")
+
+
+def test_an_operand_is_packed_for_any_platform_where_our_kernels_are_named(generation):
+    generation(HOPPER)
+    found = decide(PRODUCT, implementation="ffi")
+    assert (found.runs, found.form) == ("ffi", "packed")
+
+
+@pytest.mark.parametrize("axes", [(0, 0), (None, 0), (0, None)], ids=str)
+def test_a_batch_has_one_workspace(axes, generation):
+    generation(HOPPER)
+    shapes = (3, 128, 256), (3, 256, 64)
+    a, b = (
+        jax.ShapeDtypeStruct(s[axis is None :], jnp.bfloat16) for s, axis in zip(shapes, axes, strict=True)
+    )
+
+    def product(a, b):
+        return s24.matmul(s24.pack24(a, -1, implementation="ffi"), b, implementation="ffi")
+
+    run = jax.jit(jax.vmap(product, axes)).trace(a, b).lower(lowering_platforms=("cuda",)).as_text()
+    (types,) = re.findall(r"@s24_matmul_wgrad\(.*-> (.*)", run)
+    assert f"tensor<3x128x64xbf16>, tensor<{wgrad.WORKSPACE}xui8>" in types
