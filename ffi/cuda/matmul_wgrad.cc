@@ -20,7 +20,7 @@ struct MatmulWgradCall : Call {
       check.type(name, *array, ffi::DataType::BF16, "bfloat16");
     check.type("the workspace", workspace, ffi::DataType::U8, "uint8");
     const Dims c = dims_of(compressed), d = dims_of(dense), o = dims_of(out), w = dims_of(workspace);
-    check.require(c.size() >= 2 && d.size() >= 2 && o.size() >= 2 && w.size() >= 1, "operands need two dimensions");
+    check.require(c.size() >= 2 && d.size() >= 2 && o.size() >= 2, "operands need two dimensions");
     MatmulWgradArgs& a = call.args;
     a.rows_last = check.flag("rows_last", rows_last), a.strided = check.flag("strided", strided);
     if (!check.ok()) return call.error = check.error(), call;
@@ -36,8 +36,7 @@ struct MatmulWgradCall : Call {
     const Dims lead = check.broadcast("both factors", c_lead, d_lead);
     check.shape("the compressed matrix", c, of_lead(c_lead, compressed_rows(a.rows, 2), a.depth / 2));
     check.shape("the result", o, a.rows_last ? of_lead(lead, a.cols, a.rows) : of_lead(lead, a.rows, a.cols));
-    check.require(w.back() >= kMatmulWgradWorkspace,
-                  "the workspace needs " + std::to_string(kMatmulWgradWorkspace) + " bytes, got " + text(w));
+    check.shape("the workspace", w, {kMatmulWgradWorkspace});
     if (!check.ok()) return call.error = check.error(), call;
     call.batch = Batch(lead, {c_lead, d_lead}, lead.size());
     a.compressed = compressed.untyped_data(), a.dense = dense.untyped_data(), a.out = out.untyped_data();
