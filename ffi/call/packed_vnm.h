@@ -34,17 +34,11 @@ struct VnmShape {
   int64_t metadata_size() const { return rows * ceil_div(groups(), 2); }
   int64_t columns_size() const { return rows / v * groups() * 4; }
   Dims dense(const Dims& lead) const {
-    return depth_last ? with(lead, {rows, depth}) : with(lead, {depth, rows});
+    return depth_last ? of_lead(lead, {rows, depth}) : of_lead(lead, {depth, rows});
   }
-  Dims values(const Dims& lead) const { return with(lead, {rows, 2 * groups()}); }
-  Dims metadata(const Dims& lead) const { return with(lead, {rows, ceil_div(groups(), 2)}); }
-  Dims columns(const Dims& lead) const { return with(lead, {rows / v, groups(), 4}); }
-
- private:
-  static Dims with(Dims lead, std::initializer_list<int64_t> tail) {
-    lead.insert(lead.end(), tail);
-    return lead;
-  }
+  Dims values(const Dims& lead) const { return of_lead(lead, {rows, 2 * groups()}); }
+  Dims metadata(const Dims& lead) const { return of_lead(lead, {rows, ceil_div(groups(), 2)}); }
+  Dims columns(const Dims& lead) const { return of_lead(lead, {rows / v, groups(), 4}); }
 };
 
 // Values, metadata and columns, as operands or as results.

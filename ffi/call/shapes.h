@@ -2,6 +2,7 @@
 // before, so that these errors are a backstop.
 #pragma once
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -201,6 +202,9 @@ struct KeyedBatch : EntryBatch {
 inline Dims leading(const Dims& d, size_t tail) {
   return Dims(d.begin(), d.size() < tail ? d.begin() : d.end() - int64_t(tail));
 }
+
+// Leading dims, and others behind them.
+inline Dims of_lead(Dims lead, std::initializer_list<int64_t> last) { return lead.insert(lead.end(), last), lead; }
 
 inline char* at_bytes(const void* p, int64_t bytes) { return static_cast<char*>(const_cast<void*>(p)) + bytes; }
 

@@ -104,9 +104,8 @@ struct LibraryCall {
     const Dims c_lead = leading(c, 2), d_lead = leading(d, 2);
     check.require(rest.size() <= 1, "takes one bias after both operands, got " + std::to_string(rest.size()));
     check.type("the workspace", workspace, ffi::DataType::U8, "uint8");
-    const auto of_lead = [](Dims lead, int64_t first, int64_t last) { return lead.insert(lead.end(), {first, last}), lead; };
-    check.shape("the compressed matrix", c, of_lead(c_lead, compressed_rows(rows, in.bytes), depth / 2));
-    check.shape("dense", d, k_last ? of_lead(d_lead, cols, depth) : of_lead(d_lead, depth, cols));
+    check.shape("the compressed matrix", c, of_lead(c_lead, {compressed_rows(rows, in.bytes), depth / 2}));
+    check.shape("dense", d, k_last ? of_lead(d_lead, {cols, depth}) : of_lead(d_lead, {depth, cols}));
     Dims lead = check.broadcast("both operands", c_lead, d_lead), b_lead = lead;
     if (rest.size() > 0) {
       const ffi::AnyBuffer b = *rest.get<ffi::AnyBuffer>(0);
@@ -118,7 +117,7 @@ struct LibraryCall {
       lead = check.broadcast("operands and bias", lead, b_lead);
       call.bias = {b.untyped_data(), 2};
     }
-    check.shape("the result", o, of_lead(lead, o[o.size() - 2], o.back()));
+    check.shape("the result", o, of_lead(lead, {o[o.size() - 2], o.back()}));
     if (!check.ok()) return call.error = check.error(), call;
     call.batch = Batch(lead, {c_lead, d_lead, b_lead}, lead.size());
     call.compressed = {compressed.untyped_data(), 0};

@@ -22,6 +22,13 @@ inline ffi::Error status(const char* target, cudaError_t e) {
   return e == cudaSuccess ? ffi::Error::Success() : ffi::Error::Internal(std::string(target) + ": " + cudaGetErrorString(e));
 }
 
+// The error of a call of what Hopper alone computes. use: what computes it elsewhere.
+inline ffi::Error only_on_hopper(const char* target, const char* use) {
+  return ffi::Error::Internal(std::string(target) +
+                              ": needs a GPU of compute capability 9.0 that runs its machine code (without CUDA_FORCE_PTX_JIT); use " +
+                              use);
+}
+
 inline ffi::Error clear(const char* target, Device stream, void* p, int64_t bytes) {
   return status(target, bytes == 0 ? cudaSuccess : cudaMemsetAsync(p, 0, size_t(bytes), stream));
 }

@@ -105,7 +105,8 @@ struct MatmulWgradArgs {
   int64_t rows, depth, cols;
   bool rows_last, strided;
 };
-// Of which rows, depth and cols are multiples; of each size; and clusters of blocks at most, on which the workspace's bytes depend.
+// What rows, depth and cols are multiples of, and the most that each may be; the most clusters of blocks, and the bytes of the
+// workspace, which depend on it.
 constexpr int64_t kMatmulWgradRows = 64, kMatmulWgradDepth = 128, kMatmulWgradCols = 8, kMatmulWgradMost = 1 << 30;
 constexpr int kMatmulWgradClusters = 72;
 constexpr int64_t kMatmulWgradWorkspace = int64_t(2 * kMatmulWgradClusters) * 16 * (4 + 4 * 16 * 256);

@@ -29,12 +29,11 @@ struct MatmulPointwiseCall : Call {
                       std::to_string(kMatmulPointwiseDepth) + ", got a result " + text(o) + " and dense " + text(d));
     check.require(a.rows <= kMatmulPointwiseMost && a.depth <= kMatmulPointwiseMost && a.cols <= kMatmulPointwiseMost,
                   "needs sizes of at most " + std::to_string(kMatmulPointwiseMost) + ", got " + text({a.rows, a.depth, a.cols}));
-    const auto of_lead = [](Dims lead, int64_t first, int64_t last) { return lead.insert(lead.end(), {first, last}), lead; };
     const Dims c_lead = leading(c, 2), d_lead = leading(d, 2), s_lead = saved == nullptr ? d_lead : leading(s, 2);
     const Dims lead = check.broadcast("the factors and saved", check.broadcast("both factors", c_lead, d_lead), s_lead);
-    check.shape("the compressed matrix", c, of_lead(c_lead, compressed_rows(a.rows, 2), a.depth / 2));
-    if (saved != nullptr) check.shape("saved", s, of_lead(s_lead, a.cols, a.rows));
-    check.shape("the result", o, of_lead(lead, a.cols, a.rows));
+    check.shape("the compressed matrix", c, of_lead(c_lead, {compressed_rows(a.rows, 2), a.depth / 2}));
+    if (saved != nullptr) check.shape("saved", s, of_lead(s_lead, {a.cols, a.rows}));
+    check.shape("the result", o, of_lead(lead, {a.cols, a.rows}));
     if (!check.ok()) return call.error = check.error(), call;
     call.batch = Batch(lead, {c_lead, d_lead, s_lead}, lead.size());
     a.compressed = compressed.untyped_data(), a.dense = dense.untyped_data(), a.out = out.untyped_data();
@@ -56,10 +55,7 @@ struct MatmulPointwiseCall : Call {
 
 ffi::Error multiply(Device stream, const MatmulPointwiseCall& call) {
   if (call.error.failure() || call.empty()) return call.error;
-  if (!has_matmul_pointwise())
-    return ffi::Error::Internal(std::string(call.target) +
-                                ": needs a GPU of compute capability 9.0 that runs its machine code (without "
-                                "CUDA_FORCE_PTX_JIT); use s24.matmul, and the activation or its gradient by itself");
+  if (!has_matmul_pointwise()) return only_on_hopper(call.target, "s24.matmul, and the activation or its gradient by itself");
   return compute(stream, call);
 }
 

@@ -31,11 +31,10 @@ struct MatmulWgradCall : Call {
                       ", got a result " + text(o) + " and dense " + text(d));
     check.require(a.rows <= kMatmulWgradMost && a.depth <= kMatmulWgradMost && a.cols <= kMatmulWgradMost,
                   "needs sizes of at most " + std::to_string(kMatmulWgradMost) + ", got " + text({a.rows, a.depth, a.cols}));
-    const auto of_lead = [](Dims lead, int64_t first, int64_t last) { return lead.insert(lead.end(), {first, last}), lead; };
     const Dims c_lead = leading(c, 2), d_lead = leading(d, 2);
     const Dims lead = check.broadcast("both factors", c_lead, d_lead);
-    check.shape("the compressed matrix", c, of_lead(c_lead, compressed_rows(a.rows, 2), a.depth / 2));
-    check.shape("the result", o, a.rows_last ? of_lead(lead, a.cols, a.rows) : of_lead(lead, a.rows, a.cols));
+    check.shape("the compressed matrix", c, of_lead(c_lead, {compressed_rows(a.rows, 2), a.depth / 2}));
+    check.shape("the result", o, a.rows_last ? of_lead(lead, {a.cols, a.rows}) : of_lead(lead, {a.rows, a.cols}));
     check.shape("the workspace", w, {kMatmulWgradWorkspace});
     if (!check.ok()) return call.error = check.error(), call;
     call.batch = Batch(lead, {c_lead, d_lead}, lead.size());
@@ -58,10 +57,7 @@ ffi::Error MatmulWgrad(Device stream, int64_t rows_last, int64_t strided, ffi::A
                        ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace) {
   const auto call = MatmulWgradCall::of("s24_matmul_wgrad", rows_last, strided, compressed, dense, *out, *workspace);
   if (call.error.failure() || call.empty()) return call.error;
-  if (!has_matmul_wgrad())
-    return ffi::Error::Internal(std::string(call.target) +
-                                ": needs a GPU of compute capability 9.0 that runs its machine code (without "
-                                "CUDA_FORCE_PTX_JIT); use s24.matmul");
+  if (!has_matmul_wgrad()) return only_on_hopper(call.target, "s24.matmul");
   return compute(stream, call);
 }
 

@@ -19,10 +19,7 @@ ffi::Error VnmSampled(Device stream, int64_t v, int64_t m, ffi::AnyBuffer a, ffi
                     std::to_string(kSampledMost) + " elements of b, got a " + text(dims_of(a)) + " and b " + text(dims_of(b)));
   if (!check.ok()) return check.error();
   if (args.depth == 0) return clear(call.target, stream, args.values, call.batch.count() * call.shape.values_size() * 2);
-  if (!has_sampled())
-    return ffi::Error::Internal(std::string(call.target) +
-                                ": needs a GPU of compute capability 9.0 that runs its machine code (without "
-                                "CUDA_FORCE_PTX_JIT); use the whole product and its entries");
+  if (!has_sampled()) return only_on_hopper(call.target, "the whole product and its entries");
   return compute(stream, call);
 }
 
