@@ -188,10 +188,8 @@ def _product(
         return Decision("dense", found.reason, entry=found.entry)
     if found.entry["implementation"] != "cusparselt":
         # Entries of Hopper were measured with the kernel for gradients of weights, where it fits.
-        measured, here = (
-            dataclasses.replace(product, shape=tuple(found.entry["shape"]), out_dtype=None),
-            generation(),
-        )
+        here = generation()
+        measured = dataclasses.replace(product, shape=tuple(found.entry["shape"]), out_dtype=None)
         if here is None or here.code != "sm_90a" or wgrad.unfit(measured):
             return Decision("auto", found.reason, "packed", entry=found.entry)
         if "compressed" in forms and not wgrad.misfit(product):

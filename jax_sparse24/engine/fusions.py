@@ -15,7 +15,8 @@ its place, and has measurements of its own: `measure/`, `explain` and the benchm
     SHARED_FEATURES  B2, B4: one choice of the features that stay dense serves both
     SAMPLED_B1       B1 is computed only at the entries of a saved V:N:M Y2
     SLOPED           B1: its product is multiplied by the slope, and gives dY1 in place of dY2
-    SAVED_24         one pass over dY2 makes dY1 on the support of a saved 2:4 Y2, and operands of B2 and B4
+    SAVED_24         one pass over dY2 makes dY1 on the support of a saved 2:4 Y2, and operands of B2 and B4;
+                     tokens of X and dY3 are moved unless the kernel of a product reads them where they lie
     SLOPE_MVUE       one pass over dY2 makes dY1 and packs its estimate for B4
     SAVED_VNM        B2, B4: saved V:N:M activations are packed again along tokens from their packed form, and
                      no pass moves the tokens of X and dY3
