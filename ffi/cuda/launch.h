@@ -96,22 +96,23 @@ constexpr int64_t kMatmulPointwiseMost = 1 << 30;                         // of 
 // Whether this device has the kernel.
 bool has_matmul_pointwise();
 
-// A product in bfloat16 whose contracted axis comes first in its dense operand: out (cols, rows), or (rows, cols) unless rows_last,
-// of P (rows, depth), compressed as above, and D (depth, cols). strided: D's rows are taken as `pack24_strided` takes those of P's
-// matrix. None of the sizes is zero.
-struct MatmulWgradArgs {
-  const void *compressed, *dense;
+// A product of 16-bit floats: out (cols, rows), or (rows, cols) unless rows_last, of P (rows, depth), compressed as above, and D (depth,
+// cols), or (cols, depth) if dense_k_last, and a bias (rows). strided: D's rows are taken as `pack24_strided` takes those of P's matrix,
+// of D (depth, cols). None of the sizes is zero.
+struct MatmulCompressed24Args {
+  Dtype dtype;
+  const void *compressed, *dense, *bias;  // bias: null if there is none
   void *out, *workspace;
   int64_t rows, depth, cols;
-  bool rows_last, strided;
+  bool dense_k_last, rows_last, strided;
 };
 // What rows, depth and cols are multiples of, and the most that each may be; the most clusters of blocks, and the bytes of the
 // workspace, which depend on it.
-constexpr int64_t kMatmulWgradRows = 64, kMatmulWgradDepth = 128, kMatmulWgradCols = 8, kMatmulWgradMost = 1 << 30;
-constexpr int kMatmulWgradClusters = 72;
-constexpr int64_t kMatmulWgradWorkspace = int64_t(2 * kMatmulWgradClusters) * 16 * (4 + 4 * 16 * 256);
+constexpr int64_t kMatmulCompressed24Rows = 64, kMatmulCompressed24Depth = 128, kMatmulCompressed24Cols = 8, kMatmulCompressed24Most = 1 << 30;
+constexpr int kMatmulCompressed24Clusters = 72;
+constexpr int64_t kMatmulCompressed24Workspace = int64_t(2 * kMatmulCompressed24Clusters) * 4 * (1 + 16 * (1 + 16 * 256));
 // Whether this device has the kernel.
-bool has_matmul_wgrad();
+bool has_matmul_compressed24();
 
 // What the kernel of SampledArgs takes: 16-bit floats, sizes of which these are divisors, and so many elements of b.
 constexpr int64_t kSampledV = 64, kSampledDepth = 64, kSampledGroups = 32, kSampledMost = (int64_t(1) << 32) - 1;

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch import cusparselt, native, table, wgrad
+from jax_sparse24.dispatch import cusparselt, hopper, native, table
 from jax_sparse24.dispatch.generations import CAPABILITIES
 from jax_sparse24.dispatch.hardware import capability, generation, platform
 from jax_sparse24.dispatch.product import Product
@@ -187,14 +187,14 @@ def _product(
     if not found.packed:
         return Decision("dense", found.reason, entry=found.entry)
     if found.entry["implementation"] != "cusparselt":
-        # Entries of Hopper were measured with the kernel for gradients of weights, where it fits.
+        # Entries of Hopper were measured with our kernel for it, where that fits.
         here = generation()
         measured = dataclasses.replace(product, shape=tuple(found.entry["shape"]), out_dtype=None)
-        if here is None or here.code != "sm_90a" or wgrad.unfit(measured):
+        if here is None or here.code != "sm_90a" or hopper.unfit(measured):
             return Decision("auto", found.reason, "packed", entry=found.entry)
-        if "compressed" in forms and not wgrad.misfit(product):
+        if "compressed" in forms and not hopper.misfit(product):
             return Decision("ffi", found.reason, "compressed", entry=found.entry)
-        reason = f"{found.reason}, there by our kernel for gradients of weights, which this does not fit"
+        reason = f"{found.reason}, there by our kernel for Hopper, which this does not fit"
         found = dataclasses.replace(found, reason=reason)
     obstacle = library_obstacle() or misfit
     if obstacle:

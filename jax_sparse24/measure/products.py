@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch import wgrad
+from jax_sparse24.dispatch import hopper
 from jax_sparse24.dispatch.decision import decide, named
 from jax_sparse24.dispatch.product import KINDS, Product
 from jax_sparse24.engine import fusions
@@ -220,7 +220,7 @@ def measure_product(
         # The operand is packed in cuSPARSELt's layout where a layer would do so.
         key = product.key(dtype)
         decision = decide(key, implementation=form.implementation)
-        own = form.implementation == "ffi" and form.name == "2:4" and not wgrad.misfit(key)
+        own = form.implementation == "ffi" and form.name == "2:4" and not hopper.misfit(key)
         compresses = decision.form == "compressed" or own
         pack = compressed24.pack if compresses else partial(form.pack, implementation=form.implementation)
         return form.pack(x, product.axis, implementation="reference"), pack(x, product.axis), pack

@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch import cusparselt, wgrad
+from jax_sparse24.dispatch import cusparselt, hopper
 from jax_sparse24.dispatch.operation import Kernel
 from jax_sparse24.ops.mvue import MVUE_PACK24, MVUE_PACK24_STRIDED, key_words
 from jax_sparse24.ops.packed24 import (
@@ -108,7 +108,7 @@ def _compressed_type(values, *_) -> jax.ShapeDtypeStruct:
 # Calls of the library and of our kernel. They have no reference: `ops.matmul` multiplies what was packed.
 COMPRESS = Kernel("s24_cusparselt_compress", _compressed_type)
 MULTIPLY = Kernel("s24_cusparselt_matmul", types=None, attributes=lambda **flags: flags)
-MULTIPLY_WGRAD = Kernel("s24_matmul_wgrad", types=None, attributes=lambda **flags: flags)
+MULTIPLY_ON_HOPPER = Kernel("s24_matmul_compressed24", types=None, attributes=lambda **flags: flags)
 
 
 def compress(packed: Packed24) -> jax.Array:
@@ -237,34 +237,43 @@ def multiply(
     )[0]
 
 
-def multiply_wgrad(
-    packed: Packed24 | Compressed24, dense, out_packed_last: bool, *, strided: bool = False
+def multiply_on_hopper(
+    packed: Packed24 | Compressed24,
+    dense,
+    dense_k_last: bool,
+    out_packed_last: bool,
+    bias=None,
+    *,
+    strided: bool = False,
 ) -> jax.Array:
     """The product of a matrix, packed along its last axis, with a dense one, by our kernel for Hopper.
 
-    It takes the products for which `wgrad.misfit` finds no obstacle. Where tiles of the result are too few
+    It takes the products for which `hopper.misfit` finds no obstacle. Where tiles of the result are too few
     for the GPU, several blocks sum parts of one, always the same parts in the same order.
 
-    packed: (R, K), bfloat16.
-    dense: (K, N), bfloat16.
+    packed: (R, K), bfloat16 or float16.
+    dense: (N, K) if `dense_k_last`, else (K, N), of the same dtype.
+    dense_k_last: whether the contracted axis of `dense` is its last one.
     out_packed_last: whether the result is (N, R), with the axis of the packed matrix last, and not (R, N).
+    bias: (R,), added to the float32 sums; or None.
     strided: whether the groups of `packed` are those of `pack24_strided`: rows of `dense` are read in that
-        order, and no pass moves them.
+        order, and no pass moves them. Not if `dense_k_last`.
 
-    Returns: (R, N) or (N, R), bfloat16."""
-    rows, n = packed.metadata.shape[0], dense.shape[-1]
+    Returns: (R, N) or (N, R), of the same dtype."""
+    rows, n = packed.metadata.shape[0], dense.shape[-2 if dense_k_last else -1]
     shape = (n, rows) if out_packed_last else (rows, n)
+    options = {"dense_k_last": dense_k_last, "rows_last": out_packed_last, "strided": strided}
 
     @jax.custom_batching.custom_vmap
-    def call(compressed, dense):
-        leading = jnp.broadcast_shapes(compressed.shape[:-2], dense.shape[:-2])
+    def call(compressed, dense, bias):
+        leading = jnp.broadcast_shapes(compressed.shape[:-2], dense.shape[:-2], bias.shape[:-1])
         out = jax.ShapeDtypeStruct((*leading, *shape), dense.dtype)
-        workspace = jax.ShapeDtypeStruct((wgrad.WORKSPACE,), jnp.uint8)
-        options = {"rows_last": out_packed_last, "strided": strided}
-        return MULTIPLY_WGRAD(compressed, dense, **options, types=(out, workspace))[0]
+        workspace = jax.ShapeDtypeStruct((hopper.WORKSPACE,), jnp.uint8)
+        return MULTIPLY_ON_HOPPER(compressed, dense, bias, **options, types=(out, workspace))[0]
 
     @call.def_vmap  # the workspace gets no dimension of its own
     def _(_, mapped, *arrays):
         return call(*(x if own else x[None] for x, own in zip(arrays, mapped, strict=True))), True
 
-    return call(packed.compressed if isinstance(packed, Compressed24) else compress(packed), dense)
+    compressed = packed.compressed if isinstance(packed, Compressed24) else compress(packed)
+    return call(compressed, dense, jnp.zeros(0, dense.dtype) if bias is None else bias)

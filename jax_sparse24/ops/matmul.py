@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_sparse24 import patterns
-from jax_sparse24.dispatch import cusparselt, shards, wgrad
+from jax_sparse24.dispatch import cusparselt, hopper, shards
 from jax_sparse24.dispatch.decision import Decision, decide, dense_float8_obstacle
 from jax_sparse24.dispatch.operation import Kernel, Operation, Reverse
 from jax_sparse24.dispatch.product import Product
@@ -77,8 +77,9 @@ def matmul(
     bias: one number for each element of the free axis of the packed operand, or of `b`; or None.
     activation: None, "relu" or "gelu" (by tanh). cuSPARSELt applies bias and activation to the float32 sum
         where it can; elsewhere they follow on the rounded product, so that results may differ by a rounding.
-    implementation: as in `mask24`. On Hopper "ffi" multiplies 2:4 bfloat16 with (K, N) by a kernel of its own
-        where K is a multiple of 128, R of 64 and N of 8, from a copy of the packed operand.
+    implementation: as in `mask24`. On Hopper "ffi" multiplies 2:4 matrices of 16-bit floats by a kernel of
+        its own where K is a multiple of 128, the free axis of the packed operand of 64 and the other one of
+        8, from a copy of the packed operand.
     preferred_element_type: the dtype of the result; None for the promoted dtype of the operands, which of
         float8_e4m3fn is bfloat16. Sums are float32; those of float8_e4m3fn by cuSPARSELt have about 14 bits.
 
@@ -234,16 +235,18 @@ def contract(
     product = Product((a_axis, b_axis), side, dtype, shape, packed.pattern, out_dtype)
     if decision is None:
         decision = decide(product, implementation=implementation, alternative="masked")
-    own = decision.runs == "ffi" and isinstance(packed, Compressed24) and not wgrad.misfit(product)
-    if strided and not own and not (isinstance(packed, PackedVNM) and decision.runs != "dense"):
+    own = decision.runs == "ffi" and isinstance(packed, Compressed24) and not hopper.misfit(product)
+    in_place = own and not dense_k_last
+    if strided and not in_place and not (isinstance(packed, PackedVNM) and decision.runs != "dense"):
         dense = _in_groups(dense, packed.m if isinstance(packed, PackedVNM) else 4, dense_k_last)
     if decision.runs == "dense":
         a, b = (x.todense() if isinstance(x, PACKED) else dense for x in (a, b))
         out = contract(a, b, a_axis, b_axis, None, out_dtype)
         return _finish(collect(out, packed.m, -2) if collected else out, bias, activation, bias_axis)
     if own:
-        out = compressed24.multiply_wgrad(packed, dense.astype(dtype), out_packed_last, strided=strided)
-        return _finish(out, bias, activation, bias_axis)
+        operands = packed, dense.astype(dtype), dense_k_last, out_packed_last, bias
+        out = compressed24.multiply_on_hopper(*operands, strided=strided and in_place)
+        return _finish(out, None, activation, bias_axis)
     implementation, algorithm = None if decision.runs == "auto" else decision.runs, decision.algorithm
     if implementation != "cusparselt" and isinstance(packed, Compressed24):
         packed = packed.plain
@@ -393,16 +396,18 @@ def _kernel(values, metadata, dense, bias, *, out_dtype, **options):
     return MATMUL_KERNEL(values, metadata, dense, out_dtype=out_dtype, **options).astype(out_dtype)
 
 
-def _fits_wgrad(_, values, metadata, dense, bias, *, dense_k_last, out_dtype, **__) -> bool:
-    """Whether Hopper's kernel for gradients of weights takes the operands."""
-    if dense_k_last or values.dtype != dense.dtype:
+def _fits_hopper(_, values, metadata, dense, bias, *, dense_k_last, out_dtype, **__) -> bool:
+    """Whether our kernel for Hopper takes the operands."""
+    if values.dtype != dense.dtype:
         return False
-    shape = values.shape[0], 2 * values.shape[1], dense.shape[1]
-    return not wgrad.misfit(Product((-1, -2), "left", values.dtype, shape, out_dtype=out_dtype))
+    axes, n = ((-1, -1), dense.shape[0]) if dense_k_last else ((-1, -2), dense.shape[1])
+    shape = values.shape[0], 2 * values.shape[1], n
+    return not hopper.misfit(Product(axes, "left", values.dtype, shape, out_dtype=out_dtype))
 
 
-def _by_wgrad(values, metadata, dense, bias, *, out_packed_last, **_):
-    return compressed24.multiply_wgrad(Packed24(values, metadata, -1), dense, out_packed_last)
+def _on_hopper(values, metadata, dense, bias, *, dense_k_last, out_packed_last, **_):
+    packed = Packed24(values, metadata, -1)
+    return compressed24.multiply_on_hopper(packed, dense, dense_k_last, out_packed_last)
 
 
 def _reference(values, metadata, dense, bias, *, dense_k_last, out_packed_last, out_dtype, **_):
@@ -446,8 +451,8 @@ MATMUL = Operation(
     "matmul",
     _reference,
     kernel=_kernel,
-    cuda=_by_wgrad,
-    fits=_fits_wgrad,
+    cuda=_on_hopper,
+    fits=_fits_hopper,
     library=_library,
     vjp=Reverse(_saves, _backward),
 )

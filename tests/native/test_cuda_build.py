@@ -86,6 +86,7 @@ INSTRUCTIONS = {
     (0x23C, 0x45A): "HMMA.SP.16832.F32.BF16",
     (0xDF0, 0x01A): "HGMMA.SP.F32.BF16",
     (0x9F0, 0x01A): "HGMMA.SP.F32.BF16",  # of what lies in shared memory
+    (0x9F0, 0x00A): "HGMMA.SP.F32",  # of float16
     (0x9F0, 0x018): "HGMMA.F32.BF16",
     (0x9C5, 0x000): "WARPGROUP.ARRIVE",
     (0x9C5, 0x100): "WARPGROUP.DEPBAR",  # 0: for all groups of products
@@ -268,9 +269,10 @@ def test_products_and_what_follows_them_on_hopper_run_as_designed(build, tmp_pat
     assert named.count("FMNMX.NAN") == 64 and "FMNMX" not in named, "NaN stays NaN"
 
 
-def assert_stages_as_designed(named: list[str]) -> tuple[list[str], list[str]]:
+def assert_stages_as_designed(
+    named: list[str], multiplied: str = "HGMMA.SP.F32.BF16"
+) -> tuple[list[str], list[str]]:
     """What stands before the loop over stages and behind it, where nothing is multiplied."""
-    multiplied = "HGMMA.SP.F32.BF16"
     first, end = named.index("WARPGROUP.ARRIVE"), named.index("WARPGROUP.DEPBAR")
     stage = ["WARPGROUP.ARRIVE", multiplied, multiplied, "WARPGROUP.DEPBAR 1", "SYNCS.ARRIVE"]
     assert named[first:end] == [*stage, "SYNCS.PHASECHK", *stage]
@@ -288,13 +290,17 @@ def assert_multiplies_as_designed(kernel: Kernel) -> None:
 
 
 @pytest.mark.slow
-def test_gradients_of_weights_on_hopper_run_as_designed(build, tmp_path):
+def test_products_of_compressed_matrices_on_hopper_run_as_designed(build, tmp_path):
     """The registers that twelve warps have, of which there are nine; stages as in the products above."""
-    (kernel,) = compiled(build, "sm90/matmul_wgrad.fma", "sm_90a", tmp_path / "product.cubin").values()
-    assert_all_in_registers({"wgrad": kernel})
-    assert kernel.registers <= 168
-    assert_stages_as_designed(kernel.instructions)
-    assert kernel.instructions.count("STSM") == 16 and "UTMALDG" in kernel.instructions
+    kernels = compiled(build, "sm90/matmul_compressed24.fma", "sm_90a", tmp_path / "product.cubin")
+    assert len(kernels) == 4
+    assert_all_in_registers(kernels)
+    for name, kernel in kernels.items():
+        assert kernel.registers <= 168
+        assert_stages_as_designed(
+            kernel.instructions, "HGMMA.SP.F32.BF16" if "BF16" in name else "HGMMA.SP.F32"
+        )
+        assert kernel.instructions.count("STSM") == 16 and "UTMALDG" in kernel.instructions
 
 
 def test_the_module_imports_without_a_driver():

@@ -39,7 +39,7 @@ NO_TILE = re.compile(r"P = [{<]s24::MatmulVnmArgs[}>]")
 OF_BLOCKS = "s24_vnm_matmul"  # in the name of a call
 AT_ENTRIES = "s24_vnm_sampled"
 POINTWISE = ("s24_matmul_squared_relu", "s24_matmul_slope")
-WGRAD = "s24_matmul_wgrad"
+ON_HOPPER = "s24_matmul_compressed24"
 Made = tuple[str, Callable, tuple]  # what a call is, a function of arrays and an implementation, and arrays
 # A GPU of each generation for whose cuSPARSELt kernels write metadata.
 WITH_LAYOUTS = [row.capabilities[0] for row in GENERATIONS if row.layout]
@@ -218,7 +218,7 @@ def test_products_at_entries_of_any_bytes(v, caller, cuda_targets, fake_cusparse
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", [*POINTWISE, WGRAD])
+@pytest.mark.parametrize("target", [*POINTWISE, ON_HOPPER])
 @pytest.mark.parametrize(("capability", "runs"), [("8.0", False), ("9.0", True)])
 def test_products_and_what_follows_them(target, capability, runs, caller, cuda_targets, fake_cusparselt):
     """On Hopper one kernel multiplies and squares, or multiplies by a slope; others take two steps."""
@@ -275,7 +275,7 @@ def test_squares_of_products_of_what_is_not_finite(kind, caller, cuda_targets, f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", [*POINTWISE, WGRAD, AT_ENTRIES])
+@pytest.mark.parametrize("target", [*POINTWISE, ON_HOPPER, AT_ENTRIES])
 def test_what_hopper_alone_computes_is_refused_elsewhere(target, caller, cuda_targets, fake_cusparselt):
     """By a GPU of another generation, and where a driver compiles PTX in place of the machine code."""
     _, call, arrays = next(call for call in calls() if target in call[0] and "'D': 0" not in call[0])

@@ -213,24 +213,29 @@ def _calls_of_sloped_products(dtype, T, d, f) -> Calls:
         yield call, _arrays(dtype, (T, d), (f, d), (T, f))
 
 
-def _calls_of_wgrad(dtype, R, K, N) -> Calls:
-    """Products with the packed matrix on either side, of rows in their order and strided ones."""
+def _calls_of_hopper(dtype, R, K, N) -> Calls:
+    """Products with the packed matrix on either side and a bias or none, of rows of (K, N) in their order and
+    strided ones, and of (N, K)."""
 
-    def multiply(p, dense, impl, left, strided):
+    def multiply(p, dense, *bias, left, strided, dense_axis):
+        *bias, impl = bias
         axis = -1 if left else -2
         packed = pack24_strided(p, implementation=impl) if strided else packed24(p, impl, axis)
         packed = dataclasses.replace(packed, axis=axis)
         if impl == "ffi":
             packed = Compressed24(compress(packed), packed.metadata, axis)
-        operands = (packed, dense) if left else (dense, packed)
         by = None if impl is None else named(impl)
-        return contract(*operands, axis if left else -2, -2, decision=by, strided=strided)
+        options = {"decision": by, "strided": strided, "bias": bias[0] if bias else None}
+        if left:
+            return contract(packed, dense, axis, dense_axis, **options)
+        return contract(dense, packed, dense_axis, axis, **options)
 
     for left in (True, False):
-        for strided in (True, False):
+        for strided, dense_axis in ((True, -2), (False, -2), (False, -1)):
             shape = (R, K) if left and not strided else (K, R)  # strided groups lie along axis -2
-            call = partial(multiply, left=left, strided=strided)
-            yield call, _arrays(dtype, shape, (K, N))
+            call = partial(multiply, left=left, strided=strided, dense_axis=dense_axis)
+            dense = (K, N) if dense_axis == -2 else (N, K)
+            yield call, _arrays(dtype, shape, dense, *[(R,)] * (left != strided))
 
 
 # R, K, N: one tile; one with a block without rows; tiles that are divided into fronts and what lies behind
@@ -489,15 +494,18 @@ SIZED = [
         )
     ],
     Sized(
-        ("s24_matmul_wgrad",),
-        _calls_of_wgrad,
+        ("s24_matmul_compressed24",),
+        _calls_of_hopper,
         sizes={"R": 64, "K": 128, "N": 24},
         multiples={"R": 64, "K": 128, "N": 8},
         least={"K": 128},
-        more=partial(_calls_in_batches, _calls_of_wgrad),
+        more=partial(_calls_in_batches, _calls_of_hopper),
         most=200_000,
-        places=tuple(("bfloat16", dict(zip("RKN", sizes, strict=True))) for sizes in _DIVIDED),
-        dtypes=("bfloat16",),
+        places=tuple(
+            (dtype, dict(zip("RKN", sizes, strict=True)))
+            for sizes, dtype in zip(_DIVIDED, itertools.cycle(("bfloat16", "float16")))
+        ),
+        dtypes=("bfloat16", "float16"),
         only="cuda",
         sums=True,
     ),

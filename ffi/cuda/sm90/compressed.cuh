@@ -1,4 +1,4 @@
-// Operands of 2:4 products on Hopper: a sparse matrix (R, K) in bfloat16, compressed as cuSPARSELt has it here, of which the contracted
+// Operands of 2:4 products on Hopper: a sparse matrix (R, K) of 16-bit floats, compressed as cuSPARSELt has it here, of which the contracted
 // axis is copied in stages by boxes.
 #pragma once
 #include "../simt/select.h"
@@ -49,7 +49,7 @@ struct StageOperands {
 
 // acc = the products of so many stages, an even number, each of which is given back while the next one is multiplied. kColumns:
 // whether the dense operand has columns together, see `swizzled_columns`.
-template <class S, bool kColumns, class Stages>
+template <class T, class S, bool kColumns, class Stages>
 __device__ __forceinline__ void multiply_stages(float acc[kWgmmaCols / 8][4], const StageOperands<S, Stages>& operands, int stages,
                                                 Stages& shared, StagePlace<S::kStages>& place) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
@@ -71,8 +71,8 @@ __device__ __forceinline__ void multiply_stages(float acc[kWgmmaCols / 8][4], co
       words[i] = metadata_word(load<uint32_t, 2>(reinterpret_cast<const uint32_t*>(metadata)), lane);
       begin_wgmma();
       const uint64_t a = operands.values + uint64_t(stage * kNextValues), b = operands.dense + uint64_t(stage * kNextDense);
-      wgmma_sp_memory<0, kColumns>(acc, a, b, words[i], begun);
-      wgmma_sp_memory<1, kColumns>(acc, a + kStepDepth / 16, b + kNextStep, words[i], 1);
+      wgmma_sp_memory<T, 0, kColumns>(acc, a, b, words[i], begun);
+      wgmma_sp_memory<T, 1, kColumns>(acc, a + kStepDepth / 16, b + kNextStep, words[i], 1);
       commit_wgmma();
       wait_wgmma<1>();
       hold(words[i ^ 1]);

@@ -5,8 +5,7 @@
 // at the same time. What lies behind the fronts goes to the clusters that are left over: one such tile to each, and the others
 // in equal parts. Whoever has the first part of a tile adds the sums of the others, in their order.
 //
-// A cluster waits only for clusters of lower numbers, and only when it has nothing else to do. All that are launched fit on the
-// device at a time; where others keep some from beginning, it is those of higher numbers, as far as was seen: CUDA promises no order.
+// A cluster waits only for clusters of lower numbers, and only when it has nothing else to do.
 #pragma once
 #include "../../core/arguments.h"
 
@@ -26,7 +25,7 @@ struct Division {
   int fronts = 0, length = 0;  // of a divided tile; units of a front
   int behind = 0, others = 0;  // units of a divided tile behind its fronts; clusters that take these
 
-  bool is_divided() const { return fronts > 1 || others > 0; }
+  S24_HD bool is_divided() const { return fronts > 1 || others > 0; }
   int places() const { return clusters + rest; }  // of which sums are left, at most
 
   // In units, among those behind the fronts of tiles that have no cluster of their own for them: where the part begins that

@@ -84,7 +84,7 @@ __device__ __forceinline__ void multiply_tiles(const Product& p, int group, Stag
   StagePlace<Shape::kChunks> chunk;
   for (int tile = blockIdx.x / Shape::kBlocks; tile < p.tiles.count(); tile += p.clusters) {
     float acc[kWgmmaCols / 8][4];
-    multiply_stages<Shape, false>(acc, operands, p.stages, shared, place);
+    multiply_stages<BF16, Shape, false>(acc, operands, p.stages, shared, place);
     S24_UNROLL
     for (int c = 0; c < kWgmmaCols / kChunkCols; ++c, chunk.advance()) {
       wait_barrier(&shared.read[chunk.stage], chunk.round ^ 1);

@@ -83,13 +83,18 @@ __device__ __forceinline__ uint64_t swizzled_columns(const uint16_t* first) {
   return uint64_t((shared_address(first) & 0x3ffffu) / 16) | kNextCols << 16 | kNextRows << 32 | uint64_t(1) << 62;
 }
 
-// The same product in bfloat16 of sparse values in memory, 64 swizzled rows of 64 bytes, and of 256 swizzled rows of 128 bytes or
+// The same product of sparse values in memory, 64 swizzled rows of 64 bytes, and of 256 swizzled rows of 128 bytes or
 // of swizzled columns.
-template <int kSelector, bool kColumns>
+template <class T, int kSelector, bool kColumns>
 __device__ __forceinline__ void wgmma_sp_memory(float acc[32][4], uint64_t sparse, uint64_t dense, uint32_t words, int more) {
-  asm volatile(S24_FROM_MEMORY("bf16")
-               : S24_ALL_SUMS
-               : "l"(sparse), "l"(dense), "r"(words), "n"(kSelector), "r"(more), "n"(int(kColumns)));
+  if constexpr (std::is_same_v<T, BF16>)
+    asm volatile(S24_FROM_MEMORY("bf16")
+                 : S24_ALL_SUMS
+                 : "l"(sparse), "l"(dense), "r"(words), "n"(kSelector), "r"(more), "n"(int(kColumns)));
+  else
+    asm volatile(S24_FROM_MEMORY("f16")
+                 : S24_ALL_SUMS
+                 : "l"(sparse), "l"(dense), "r"(words), "n"(kSelector), "r"(more), "n"(int(kColumns)));
 }
 
 // acc = a(64, 16) b(256, 16)^T, plus acc if there is `more` to it, of rows of 128 bytes as `swizzled_rows` has them.
@@ -129,7 +134,7 @@ template <int kBytes>
 uint64_t swizzled_rows(const uint16_t* first);
 template <int kRows>
 uint64_t swizzled_columns(const uint16_t* first);
-template <int kSelector, bool kColumns>
+template <class T, int kSelector, bool kColumns>
 void wgmma_sp_memory(float acc[32][4], uint64_t sparse, uint64_t dense, uint32_t words, int more);
 template <class T>
 void wgmma_rows(float acc[32][4], uint64_t a, uint64_t b, int more);

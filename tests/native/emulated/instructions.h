@@ -230,7 +230,7 @@ float number_of_row(uint64_t rows, int row, int k) {
 }
 
 // What a warpgroup has: 64 rows.
-template <int kSelector, bool kColumns>
+template <class T, int kSelector, bool kColumns>
 void multiply_rows(const BegunProduct& product) {
   SparseLane own = product.own;
   if (!product.more) std::memset(own.acc, 0, kWgmmaCols / 8 * 4 * sizeof(float));
@@ -238,14 +238,14 @@ void multiply_rows(const BegunProduct& product) {
     static float right[32][kWgmmaCols];
     for (int column = 0; column < kWgmmaCols; ++column)
       for (int k = 0; k < 32; ++k)
-        right[k][column] = kColumns ? number_of_column<BF16>(product.dense, column, k) : number_of_row<BF16>(product.dense, column, k);
+        right[k][column] = kColumns ? number_of_column<T>(product.dense, column, k) : number_of_row<T>(product.dense, column, k);
     for (int row = 0; row < 64; ++row) {
       const int quartet = row / 16 * 32 + row % 8 * 4;
       Kept left;
       for (int kept = 0; kept < 16; ++kept) {
         const int source = quartet + 2 * kSelector + kept / 8;
         const int group = kept % 8 / 2, shift = row / 8 % 2 * 16 + 4 * group + 2 * (kept % 2);
-        left.values[kept] = number_of_row<BF16>(product.sparse, row, kept);
+        left.values[kept] = number_of_row<T>(product.sparse, row, kept);
         left.columns[kept] = 16 * (kept / 8) + 4 * group + int(all[source]->words >> shift & 3);
       }
       add_row(all + quartet, row / 8 % 2, left, right);
@@ -253,9 +253,10 @@ void multiply_rows(const BegunProduct& product) {
   });
 }
 
-template <int kSelector, bool kColumns>
+template <class T, int kSelector, bool kColumns>
 void wgmma_sp_memory(float acc[32][4], uint64_t sparse, uint64_t dense, uint32_t words, int more) {
-  begun_products[emulated::own_number()].push_back({multiply_rows<kSelector, kColumns>, {acc[0], nullptr, nullptr, words}, sparse, dense, more});
+  begun_products[emulated::own_number()].push_back(
+      {multiply_rows<T, kSelector, kColumns>, {acc[0], nullptr, nullptr, words}, sparse, dense, more});
 }
 
 // What a warpgroup has of a dense product: 64 rows.

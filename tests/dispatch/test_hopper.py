@@ -1,4 +1,4 @@
-"""Which products our kernel for gradients of weights on Hopper gets, and what becomes of others near a
+"""Which products our kernel for Hopper gets, and what becomes of others near a
 measurement of it."""
 
 import dataclasses
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.dispatch import cusparselt, decision, hardware, native, operation, table, wgrad
+from jax_sparse24.dispatch import cusparselt, decision, hardware, hopper, native, operation, table
 from jax_sparse24.dispatch.decision import decide
 from jax_sparse24.dispatch.generations import AMPERE, HOPPER
 from jax_sparse24.dispatch.product import Product
@@ -49,20 +49,20 @@ def generation(monkeypatch):
 
 def test_sizes_types_and_layouts(generation, monkeypatch):
     generation(HOPPER)
-    assert not wgrad.misfit(PRODUCT)
+    assert not hopper.misfit(PRODUCT)
     for change, says in (
         ({"shape": (768, 4096 + 64, 3072)}, "K must be a multiple of 128.*4160"),
         ({"shape": (768, 4096, 3072 + 16)}, "rows of the packed operand.*64.*3088"),
         ({"shape": (772, 4096, 3072)}, "columns of the dense operand.*8.*772"),
         ({"shape": (768, 0, 3072)}, "K must be.*got 0"),
-        ({"axes": (-1, -2)}, "last one of the dense operand"),
-        ({"dtype": jnp.dtype(jnp.float16)}, "bfloat16.*float16"),
+        ({"dtype": jnp.dtype(jnp.float32)}, "not float32 and float32"),
+        ({"out_dtype": jnp.dtype(jnp.float16)}, "bfloat16.*float16"),
         ({"out_dtype": jnp.dtype(jnp.float32)}, "bfloat16.*float32"),
         ({"pattern": "64:2:16"}, "not 2:4"),
     ):
-        assert re.search(says, wgrad.misfit(dataclasses.replace(PRODUCT, **change)))
+        assert re.search(says, hopper.misfit(dataclasses.replace(PRODUCT, **change)))
     monkeypatch.setenv("CUDA_FORCE_PTX_JIT", "1")
-    assert wgrad.misfit(PRODUCT) == "the kernel is Hopper's"
+    assert hopper.misfit(PRODUCT) == "the kernel is Hopper's"
 
 
 def test_a_measurement_of_it_speaks_for_no_other_kernel(generation, monkeypatch):
@@ -100,5 +100,5 @@ def test_a_batch_has_one_workspace(axes, generation):
         return s24.matmul(s24.pack24(a, -1, implementation="ffi"), b, implementation="ffi")
 
     run = jax.jit(jax.vmap(product, axes)).trace(a, b).lower(lowering_platforms=("cuda",)).as_text()
-    (types,) = re.findall(r"@s24_matmul_wgrad\(.*-> (.*)", run)
-    assert f"tensor<3x128x64xbf16>, tensor<{wgrad.WORKSPACE}xui8>" in types
+    (types,) = re.findall(r"@s24_matmul_compressed24\(.*-> (.*)", run)
+    assert f"tensor<3x128x64xbf16>, tensor<{hopper.WORKSPACE}xui8>" in types

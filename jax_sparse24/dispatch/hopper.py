@@ -1,17 +1,17 @@
-"""Our kernel for Hopper of 2:4 products whose contracted axis comes first in the dense operand, as tokens do
-in the gradient of a weight: which products it multiplies."""
+"""Our kernel for Hopper of 2:4 products: which ones it multiplies."""
 
 import jax.numpy as jnp
 
 from jax_sparse24.dispatch import hardware
 from jax_sparse24.dispatch.product import Product
 
+DTYPES = "bfloat16", "float16"
 # Sizes must be multiples of these.
 MULTIPLES = {"rows of the packed operand": 64, "K": 128, "columns of the dense operand": 8}
 MOST = 1 << 30  # of each size
 # Bytes in which clusters of blocks leave sums for each other: 72 clusters, for each two tiles of 256 x 256
-# float32 and the signals of 16 warps.
-WORKSPACE = 72 * 2 * (256 * 256 + 16) * 4
+# float32, the signals of 16 warps, and a number.
+WORKSPACE = 72 * 2 * (256 * 256 + 16 + 1) * 4
 
 
 def unfit(product: Product) -> str:
@@ -20,12 +20,10 @@ def unfit(product: Product) -> str:
     product: of which one operand is packed."""
     if product.pattern != "2:4":
         return "it is not 2:4"
-    bfloat16 = jnp.dtype(jnp.bfloat16)
-    if product.dtype != bfloat16 or product.out_dtype not in (None, bfloat16):
-        return f"operands and result are bfloat16, not {product.dtype} and {product.out_dtype}"
+    if str(product.dtype) not in DTYPES or product.out_dtype not in (None, product.dtype):
+        out_dtype = jnp.dtype(product.out_dtype or product.dtype)
+        return f"operands and result are all bfloat16 or all float16, not {product.dtype} and {out_dtype}"
     (M, K, N), right = product.shape, product.side == "right"
-    if product.axes[0 if right else 1] != -2:
-        return "the contracted axis is the last one of the dense operand"
     sizes = (N, K, M) if right else (M, K, N)
     for size, (what, multiple) in zip(sizes, MULTIPLES.items(), strict=True):
         if size % multiple or not 0 < size <= MOST:

@@ -1,5 +1,5 @@
-"""Gradients of weights by our kernel for Hopper: exact sums however tiles are divided, the same bits however
-it is called."""
+"""2:4 products by our kernel for Hopper: exact sums however tiles are divided, the same bits however it is
+called."""
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24.dispatch import wgrad
+from jax_sparse24.dispatch import hopper
 from jax_sparse24.dispatch.decision import named
 from jax_sparse24.dispatch.hardware import generation, hardware
 from jax_sparse24.dispatch.product import Product
@@ -41,49 +41,64 @@ SHAPES = [
 ]
 
 
-def operands(shape, seed=0, whole=False):
+def operands(shape, seed=0, whole=False, dtype=jnp.bfloat16):
     """P^T (K, R) and D (K, N)."""
     R, K, N = shape
     rng = np.random.default_rng(seed)
     draw = (lambda s: rng.integers(-3, 4, s)) if whole else (lambda s: rng.normal(size=s))
-    return tuple(jnp.asarray(draw(s), jnp.bfloat16) for s in ((K, R), (K, N)))
+    return tuple(jnp.asarray(draw(s), dtype) for s in ((K, R), (K, N)))
 
 
-@partial(jax.jit, static_argnames=("left", "strided", "by"))
-def multiply(p, d, left=False, strided=False, by="ffi"):
-    """P^T packed along K, by columns, and multiplied: D^T P^T, or its transpose."""
+@partial(jax.jit, static_argnames=("left", "d_axis", "strided", "by"))
+def multiply(p, d, bias=None, left=False, d_axis=-2, strided=False, by="ffi"):
+    """P^T packed along K, by columns, and multiplied: D^T P^T, or its transpose. d_axis: -1 for D^T in its
+    place."""
     packed = compressed24.pack(p, -2, strided=strided)
+    options = {"decision": named(by), "strided": strided, "bias": bias}
     if left:
-        packed = dataclasses.replace(packed, axis=-1)
-        return contract(packed, d, -1, -2, decision=named(by), strided=strided)
-    return contract(d, packed, -2, -2, decision=named(by), strided=strided)
+        return contract(dataclasses.replace(packed, axis=-1), d, -1, d_axis, **options)
+    return contract(d, packed, d_axis, -2, **options)
 
 
-@pytest.mark.parametrize("strided", [False, True])
-@pytest.mark.parametrize("left", [False, True])
+# How it is called: the side of P, the axis of D that is contracted, whether its rows are strided.
+CALLS = [(left, *d) for left in (False, True) for d in ((-2, False), (-2, True), (-1, False))]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("left", "d_axis", "strided"), CALLS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_bits_of_whole_numbers(shape, left, strided):
-    """Sums are exact, whoever adds them. The product of what is not compressed takes the same kernel."""
+def test_bits_of_whole_numbers(shape, left, d_axis, strided, dtype):
+    """Sums are exact, whoever adds them, and a bias does not change that. The product of what is not
+    compressed takes the same kernel."""
     R, K, N = shape
-    p, d = operands(shape, sum(shape), whole=True)
-    sides = ("left", (R, K, N), (-1, -2)) if left else ("right", (N, K, R), (-2, -2))
-    assert not wgrad.misfit(Product(sides[2], sides[0], p.dtype, sides[1]))
+    p, d = operands(shape, sum(shape), whole=True, dtype=dtype)
+    sides = ("left", (R, K, N), (-1, d_axis)) if left else ("right", (N, K, R), (d_axis, -2))
+    assert not hopper.misfit(Product(sides[2], sides[0], p.dtype, sides[1]))
     kept = s24.prune24(regroup(p, "strided") if strided else p, -2)
     other = regroup(d, "strided") if strided else d
-    sums = jnp.matmul(other.T, kept, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
-    want = sums.T if left else sums
-    assert_same_bits(multiply(p, d, left, strided), want)
-    if left and not strided:
+    bias = jnp.arange(R, dtype=jnp.float32) % 7 - 3
+    sums = jnp.matmul(other.T, kept, preferred_element_type=jnp.float32)
+    d = d.T if d_axis == -1 else d
+    for b, want in ((None, sums.astype(dtype)), (bias.astype(dtype), (sums + bias).astype(dtype))):
+        assert_same_bits(multiply(p, d, b, left, d_axis, strided), want.T if left else want)
+    if not strided:
         product = jax.jit(partial(s24.matmul, implementation="ffi"))
-        assert_same_bits(product(s24.pack24(p.T, -1), d), want)
+        a, b = (s24.pack24(p.T, -1), d) if left else (d, s24.pack24(p, -2))
+        a, b = (a, b.T if d_axis == -1 else b) if left else (a if d_axis == -1 else a.T, b)
+        want = sums.astype(dtype)
+        assert_same_bits(product(a, b), want.T if left else want)
 
 
+@pytest.mark.parametrize("d_axis", [-1, -2])
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_normal_numbers_differ_from_the_library_by_roundings(shape, left, cusparselt):
+def test_normal_numbers_differ_from_the_library_by_roundings(shape, left, d_axis, cusparselt):
     """The order of sums is another one: few results differ, by a unit in the last place."""
     p, d = operands(shape, 3)
-    got, want = (np.asarray(multiply(p, d, left, by=by), np.float32) for by in ("ffi", "cusparselt"))
+    d, bias = d.T if d_axis == -1 else d, jnp.asarray(p[0])
+    got, want = (
+        np.asarray(multiply(p, d, bias, left, d_axis, by=by), np.float32) for by in ("ffi", "cusparselt")
+    )
     assert (got != want).mean() < 0.02
     scale = np.sqrt(shape[1]) * 2.0**-8
     assert (
@@ -106,15 +121,33 @@ def test_gradients_through_it():
         assert np.abs(a - b).max() <= 2.0**-6 * np.abs(b).max()
 
 
-def test_nothing_is_read_or_written_beyond_the_arrays():
+def test_what_is_not_finite_reaches_its_sums_alone():
+    """Inf and NaN of D reach the row of a result that they belong to, if what they meet is kept."""
+    p, d = operands((320, 384, 264))
+    d = d.at[5, 7].set(jnp.inf).at[77, 100].set(jnp.nan)
+    kept = np.asarray(s24.prune24(p, -2), np.float32)
+    for d_axis in (-1, -2):
+        got = np.asarray(multiply(p, d.T if d_axis == -1 else d, d_axis=d_axis), np.float32)
+        assert_same_bits(np.isnan(got[100]), kept[77] != 0)
+        assert_same_bits(got[7] == np.inf, kept[5] > 0)
+        assert_same_bits(got[7] == -np.inf, kept[5] < 0)
+        assert np.isfinite(np.delete(got, [7, 100], 0)).all()
+
+
+@pytest.mark.parametrize("d_axis", [-1, -2])
+def test_nothing_is_read_or_written_beyond_the_arrays(d_axis):
     """D between NaN, ragged results beside ones."""
+
+    @jax.jit
+    def beside(p, d):
+        return multiply(p, d[128:-128], d_axis=d_axis), jnp.ones((4096,), jnp.bfloat16)
+
     for N in (8, 264, 520, 776):
         p, d = operands((320, 384, N), N)
-        want = multiply(p, d)
-        apart = jnp.full((384 + 256, N), jnp.nan, jnp.bfloat16).at[128 : 128 + 384].set(d)
-        got, ones = jax.jit(lambda p, d: (multiply(p, d[128:-128]), jnp.ones((4096,), jnp.bfloat16)))(
-            p, apart
-        )
+        d = d.T if d_axis == -1 else d
+        want = multiply(p, d, d_axis=d_axis)
+        apart = jnp.full((len(d) + 256, d.shape[1]), jnp.nan, jnp.bfloat16).at[128 : 128 + len(d)].set(d)
+        got, ones = beside(p, apart)
         assert_same_bits(got, want)
         assert bool(jnp.all(ones == 1))
 
@@ -218,8 +251,8 @@ def test_blocks_whose_tokens_are_read_where_they_lie(tokens, dense_share, cuspar
         return compiled(x, w1, w2), compiled.as_text()
 
     (got, text), (want, other) = gradients(None), gradients("cusparselt")
-    assert text.count('custom_call_target="s24_matmul_wgrad"') == 2
-    assert "s24_matmul_wgrad" not in other
+    assert text.count('custom_call_target="s24_matmul_compressed24"') == 2
+    assert "s24_matmul_compressed24" not in other
     for a, b in zip(got, want, strict=True):
         a, b = (np.asarray(g, np.float32) for g in (a, b))
         assert np.abs(a - b).max() <= 2.0**-5 * np.abs(b).max()
