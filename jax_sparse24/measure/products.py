@@ -220,7 +220,7 @@ def measure_product(
         # The operand is packed in cuSPARSELt's layout where a layer would do so.
         key = product.key(dtype)
         decision = decide(key, implementation=form.implementation)
-        own = form.implementation == "ffi" and form.name == "2:4" and not hopper.misfit(key)
+        own = form.implementation == "ffi" and form.pack is pack24 and not hopper.misfit(key)
         compresses = decision.form == "compressed" or own
         pack = compressed24.pack if compresses else partial(form.pack, implementation=form.implementation)
         return form.pack(x, product.axis, implementation="reference"), pack(x, product.axis), pack
