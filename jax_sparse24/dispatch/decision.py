@@ -184,23 +184,30 @@ def _product(
     if obstacle is not None:
         return Decision("dense", obstacle)
     found = table.look_up(product, alternative)
-    if not found.packed:
-        return Decision("dense", found.reason, entry=found.entry)
-    if found.entry["implementation"] != "cusparselt":
+    if found.entry is None:
+        return Decision("dense", found.reason)
+    dense = Decision("dense", found.reason, entry=found.entry)
+    fits_ours = "compressed" in forms and not hopper.misfit(product)
+    obstacle, reason = library_obstacle() or misfit, found.reason
+    if found.entry["implementation"] == "cusparselt":
+        if not (found.packed and not obstacle) and fits_ours and found.gain >= hopper.OF_LIBRARY:
+            limit = f"our kernel for Hopper takes {hopper.OF_LIBRARY} times as long at most"
+            return Decision("ffi", f"{obstacle or reason}; {limit}", "compressed", entry=found.entry)
+    elif found.packed:
         # Entries of Hopper were measured with our kernel for it, where that fits.
         here = generation()
         measured = dataclasses.replace(product, shape=tuple(found.entry["shape"]), out_dtype=None)
         if here is None or here.code != "sm_90a" or hopper.unfit(measured):
-            return Decision("auto", found.reason, "packed", entry=found.entry)
-        if "compressed" in forms and not hopper.misfit(product):
-            return Decision("ffi", found.reason, "compressed", entry=found.entry)
-        reason = f"{found.reason}, there by our kernel for Hopper, which this does not fit"
-        found = dataclasses.replace(found, reason=reason)
-    obstacle = library_obstacle() or misfit
+            return Decision("auto", reason, "packed", entry=found.entry)
+        if fits_ours:
+            return Decision("ffi", reason, "compressed", entry=found.entry)
+        reason = f"{reason}, there by our kernel for Hopper, which this does not fit"
+    if not found.packed:
+        return dense
     if obstacle:
-        return Decision("dense", obstacle, entry=found.entry)
+        return dataclasses.replace(dense, reason=obstacle)
     algorithm = cusparselt.Descriptor.of(product).accepted(found.entry.get("algorithm"))
-    return Decision("cusparselt", found.reason, form, algorithm=algorithm, entry=found.entry)
+    return Decision("cusparselt", reason, form, algorithm=algorithm, entry=found.entry)
 
 
 def _measured_algorithm(product: Product) -> int | None:

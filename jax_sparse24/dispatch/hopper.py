@@ -6,6 +6,9 @@ from jax_sparse24.dispatch import hardware
 from jax_sparse24.dispatch.product import Product
 
 DTYPES = "bfloat16", "float16"
+# How many times as long as cuSPARSELt's fastest algorithm it takes at most, in all products in which both
+# were measured, on an H200: experiments/benchmarks/results/probe/nvidia-h200_without_library_2026-11-29.md.
+OF_LIBRARY = 1.1
 # Sizes must be multiples of these.
 MULTIPLES = {"rows of the packed operand": 64, "K": 128, "columns of the dense operand": 8}
 MOST = 1 << 30  # of each size

@@ -173,11 +173,14 @@ class Measured:
 
     packed: whether it is worth packing the operand.
     reason: why, in words.
-    entry: the measurement; None if there is none."""
+    entry: the measurement; None if there is none.
+    gain: how many times as fast the packed product was as it must be, also if what multiplied it is not here
+        and `packed` is false; 0 if none was right."""
 
     packed: bool
     reason: str
     entry: Mapping[str, Any] | None = None
+    gain: float = 0.0
 
 
 def look_up(product: Product, alternative: str = "dense") -> Measured:
@@ -206,16 +209,17 @@ def look_up(product: Product, alternative: str = "dense") -> Measured:
     found, entry = near
     if entry["status"] != "ok":
         return Measured(False, f"the packed product was {entry['status']} when {found.origin}{hint}", entry)
+    ratio = entry[f"{alternative}_us"] / entry["packed_us"]
+    gain = ratio / found.least
     if entry["implementation"] == "cusparselt" and not same_library(found):
         measured, here = (v.get("cusparselt") for v in (found.content["versions"], versions()))
         return Measured(
-            False, f"measured with cuSPARSELt {measured}, here is {here}; run s24.tune(){hint}", entry
+            False, f"measured with cuSPARSELt {measured}, here is {here}; run s24.tune(){hint}", entry, gain
         )
-    ratio = entry[f"{alternative}_us"] / entry["packed_us"]
     size = "x".join(map(str, entry["shape"]))
     lower = f" for {pattern}" if (pattern := entry["pattern"]) != product.pattern else ""
     reason = f"packed is {ratio:.2f}x {alternative}{lower} at {size}, {found.origin}{hint}"
-    return Measured(ratio >= found.least, reason, entry)
+    return Measured(gain >= 1, reason, entry, gain)
 
 
 def same_library(table: Table) -> bool:

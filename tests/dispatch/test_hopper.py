@@ -82,6 +82,30 @@ def test_a_measurement_of_it_speaks_for_no_other_kernel(generation, monkeypatch)
     assert (decide(near).runs, decide(near).form) == ("auto", "packed")
 
 
+@pytest.mark.parametrize(("dense_us", "runs"), [(150.0, "ffi"), (109.0, "dense")])
+def test_it_stands_in_for_the_library(generation, monkeypatch, dense_us, runs):
+    """Where the library is not here, or another release, if what was measured leaves room for it."""
+    generation(HOPPER)
+    (entry,) = table._adopted.content["products"]
+    measured = entry | {"implementation": "cusparselt", "algorithm": 17, "dense_us": dense_us}
+    content = {"products": [measured], "versions": {"cusparselt": "0.10.0"}}
+    monkeypatch.setattr(table, "_adopted", table.Table(content, "measured in this test"))
+    monkeypatch.setattr(table, "versions", lambda: {"cusparselt": "0.10.0"})
+    assert decide(PRODUCT).runs == "cusparselt"
+    monkeypatch.setattr(cusparselt, "problem", lambda: "no library")
+    found = decide(PRODUCT)
+    assert (found.runs, found.form) == (runs, "compressed" if runs == "ffi" else "dense")
+    assert found.reason.startswith("no library") and found.entry is measured
+    monkeypatch.setattr(cusparselt, "problem", lambda: "")
+    monkeypatch.setattr(table, "versions", lambda: {"cusparselt": "0.11.0"})
+    found = decide(PRODUCT)
+    assert found.runs == runs and "here is 0.11.0; run s24.tune()" in found.reason
+    assert ("our kernel for Hopper" in found.reason) == (runs == "ffi")
+    assert decide(dataclasses.replace(PRODUCT, shape=(768, 4096 + 64, 3072))).runs == "dense"
+    generation(AMPERE)
+    assert decide(PRODUCT).runs == "dense"
+
+
 def test_an_operand_is_packed_for_any_platform_where_our_kernels_are_named(generation):
     generation(HOPPER)
     found = decide(PRODUCT, implementation="ffi")
