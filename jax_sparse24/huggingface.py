@@ -67,7 +67,7 @@ def export(
         raise TypeError(f"export: model must be an NNX module, got {type(model).__name__}.")
     folder = Path(folder)
     _check_new(folder)
-    model = nnx.merge(*nnx.split(model))  # other variables with the same arrays
+    model = nnx.merge(*nnx.split(model), copy=True)  # other variables with the same arrays
     if layers := sparse_layers(model):
         if weights is None and any(layer.trained_sparse for _, layer in layers):
             warnings.warn(

@@ -115,8 +115,11 @@ def test_sparse_weights_and_unrolled_blocks(tmp_path):
     scanned = built(dataclasses.replace(MODELS["arcee"], scan=True), method)
     before = flat(scanned)
     model = decoder.unrolled(scanned)
+    own = flat(model)
     written(model, tmp_path / "sparse", weights="sparse", dtype="bfloat16")
     written(model, tmp_path / "dense", weights="dense")
+    for key, value in flat(model).items():
+        np.testing.assert_array_equal(value, own[key])
     sparse, dense = (
         huggingface.params_of(model.model, read_tensors(tmp_path / name), flat(model))
         for name in ("sparse", "dense")
