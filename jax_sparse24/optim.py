@@ -17,6 +17,12 @@ from jax_sparse24.patterns import check_size
 _MISSING = object()
 
 
+def _number(value):
+    """The number in an array without axes, as `optax.inject_hyperparams` makes one; others as they are."""
+    scalar = isinstance(value, np.ndarray | jax.Array) and not value.ndim
+    return value.item() if scalar and not isinstance(value, jax.core.Tracer) else value
+
+
 def _check_rate(op: str, rate, name: str = "rate") -> None:
     if not callable(rate) and not (is_number(rate) and rate >= 0):
         raise ValueError(
@@ -26,10 +32,11 @@ def _check_rate(op: str, rate, name: str = "rate") -> None:
 
 
 def _check_adam(op: str, b1, b2, eps) -> None:
-    for name, value in (("b1", b1), ("b2", b2)):
-        if not (is_number(value) and 0 <= value < 1):
+    for name, value in (("b1", _number(b1)), ("b2", _number(b2))):
+        if not (isinstance(value, jax.core.Tracer) or (is_number(value) and 0 <= value < 1)):
             raise ValueError(f"{op}: {name}={value!r} must lie in [0, 1); at 1 the moment would never move.")
-    if not (is_number(eps) and eps >= 0):
+    eps = _number(eps)
+    if not (isinstance(eps, jax.core.Tracer) or (is_number(eps) and eps >= 0)):
         raise ValueError(f"{op}: eps={eps!r} must be a finite number, 0 or positive.")
 
 
@@ -200,6 +207,12 @@ def for_method(
     `update` takes `masks=`, the masks in use, or {} in a dense phase, and `frozen=`, whether the phase is
     sparse; `s24.Loop` gives both.
 
+    In `optax.inject_hyperparams`, `steps` stays an int by `static_args="steps"`; `static_args` must name `b2`
+    too for `STEP`, in which the number of steps that are averaged depends on it, and a `mask` that is a
+    function:
+
+        optax.inject_hyperparams(s24.optim.for_method, static_args="steps")(method, 1e-3, steps)
+
     method: from `s24.methods`; its options, such as `FST(decay=)`, count here.
     learning_rate: of AdamW.
     steps: optimiser steps of the whole training.
@@ -208,21 +221,26 @@ def for_method(
 
     Returns: an optax transformation.
     Raises: TypeError if `method` is none or `steps` no int; ValueError for fewer steps than one, a learning
-        rate that is neither a schedule nor a finite number, 0 or positive, a norm that is not positive, and
-        b1 or b2 outside [0, 1)."""
+        rate that is neither a schedule nor a finite number, 0 or positive, a norm that is not positive, b1 or
+        b2 outside [0, 1), and for `STEP` an array as b2."""
     if not isinstance(method, Method):
         raise TypeError(f"for_method: method must be one of s24.methods, such as FST(), got {method!r}.")
+    if isinstance(steps, jax.Array):
+        raise TypeError(
+            f"for_method: steps must be an int, got {steps!r}, such as optax.inject_hyperparams makes of an "
+            "int. Say that it is none of its hyperparameters: "
+            "optax.inject_hyperparams(s24.optim.for_method, static_args='steps')."
+        )
     check_size("for_method", "steps", steps)
     if not isinstance(learning_rate, jax.core.Tracer):
-        scalar = isinstance(learning_rate, np.ndarray | jax.Array) and not learning_rate.ndim
-        _check_rate("for_method", learning_rate.item() if scalar else learning_rate, "learning_rate")
-    if not any(isinstance(value, jax.Array) for value in (clip, b1, b2)):  # of optax.inject_hyperparams
-        if clip is not None and not (is_number(clip) and clip > 0):
-            raise ValueError(
-                f"for_method: clip={clip!r} must be a finite number, greater than 0: the largest norm of "
-                "gradients that are not scaled down. For no clipping give None."
-            )
-        _check_adam("for_method", b1, b2, 0)
+        _check_rate("for_method", _number(learning_rate), "learning_rate")
+    norm = _number(clip)
+    if not (norm is None or isinstance(norm, jax.core.Tracer) or (is_number(norm) and norm > 0)):
+        raise ValueError(
+            f"for_method: clip={norm!r} must be a finite number, greater than 0: the largest norm of "
+            "gradients that are not scaled down. For no clipping give None."
+        )
+    _check_adam("for_method", b1, b2, 0)
     training = method.training(steps)
     first = [] if clip is None else [optax.clip_by_global_norm(clip)]
     betas, decoupled = {"b1": b1, "b2": b2}, {"weight_decay": weight_decay, "mask": mask}
@@ -381,7 +399,8 @@ def step_adamw(
 
     Returns: an optax transformation whose `update` needs `frozen=`.
     Raises: ValueError for another `settles`, b1 or b2 outside [0, 1), a negative eps or `earliest`, or a
-        weight decay that is not finite; `update` raises ValueError without `frozen`.
+        weight decay that is not finite, and for an array as b2 unless `settles` is None; `update` raises
+        ValueError without `frozen`.
     Source: 2302.01172."""
     if settles not in ("arithmetic", "geometric", None):
         raise ValueError(
@@ -392,7 +411,14 @@ def step_adamw(
         raise ValueError(
             f"step_adamw: earliest={earliest!r} must be a whole number of optimiser steps, >= 0."
         )
-    if not callable(weight_decay) and not is_number(weight_decay):
+    if settles is not None and isinstance(b2, jax.Array):
+        raise ValueError(
+            f"step_adamw: b2={b2!r} must be a number, and no array such as optax.inject_hyperparams makes of "
+            "one: the length of the window in which changes are averaged depends on it. Name it in "
+            "static_args, as in optax.inject_hyperparams(s24.optim.for_method, static_args=('steps', 'b2'))."
+        )
+    decay = _number(weight_decay)
+    if not (callable(decay) or isinstance(decay, jax.core.Tracer) or is_number(decay)):
         raise ValueError(f"step_adamw: weight_decay={weight_decay!r} must be a finite number, or a schedule.")
     # The window is never empty, because checkpoints cannot hold an empty array.
     window = 1 if settles is None else math.floor(1 / (1 - b2) + 1e-6)

@@ -322,8 +322,38 @@ def test_learning_rates_may_be_arrays_schedules_and_traced():
         lambda learning_rate: s24.optim.for_method(s24.methods.FST(), learning_rate, 9)
     )
     jax.jit(injected(1e-3).init)({"w": jnp.ones((4, 4))})
-    injected = optax.inject_hyperparams(s24.optim.for_method, static_args="steps")
-    injected(s24.methods.FST(), 1e-3, 9).init({"w": jnp.ones((4, 4))})
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", ["FST", "AST", "STEP"])
+def test_hyperparameters_of_for_method_are_injected(name, jit):
+    """`AST` and `STEP` could not be, and messages about steps and b2 did not say what to do."""
+    method, params, static = getattr(s24.methods, name)(), {"w": jnp.ones((4, 4))}, ["steps"]
+
+    def run(static):
+        tx = optax.inject_hyperparams(s24.optim.for_method, static_args=static)(method, 1e-3, 9)
+        init = jax.jit(tx.init) if jit else tx.init
+
+        def update(grads, state):
+            return tx.update(grads, state, params, masks={}, frozen=False)
+
+        return init(params), jax.jit(update) if jit else update
+
+    with pytest.raises(TypeError, match=r"for_method: steps must be an int, got .* static_args='steps'\)"):
+        run([])
+    if name == "STEP":
+        with pytest.raises(ValueError, match=r"step_adamw: b2=.* must be a number, .*=\('steps', 'b2'\)\)"):
+            run(static)
+        static = ["steps", "b2"]
+    state, update = run(static)
+    one, _ = update(params, state)
+    state.hyperparams["learning_rate"] *= 2
+    two, _ = update(params, state)
+    np.testing.assert_allclose(two["w"], 2 * one["w"], rtol=1e-6)
+    want, _ = (tx := s24.optim.for_method(method, 1e-3, 9)).update(
+        params, tx.init(params), params, masks={}, frozen=False
+    )
+    np.testing.assert_allclose(one["w"], want["w"], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
