@@ -26,6 +26,11 @@ from jax_sparse24.schedule import Phase, Schedule, due
 
 State = dict[str, Any]
 OWN = ("step", "params", "sparse", "opt")  # entries of the state that the loop itself makes
+_MULTI_STEPS = (
+    "Loop: tx is or holds an optax.MultiSteps, whose optimiser steps less often than the loop counts, so "
+    "that phases, masks and noise would follow another number. Leave it out: give the loop the optimiser "
+    "inside it, and Loop(..., accumulate=) the number of micro-batches."
+)
 
 
 class Loop:
@@ -102,10 +107,7 @@ class Loop:
         if isinstance(tx, nnx.Optimizer):
             tx = tx.tx
         if isinstance(tx, optax.MultiSteps):
-            raise TypeError(
-                "Loop: tx is an optax.MultiSteps, whose optimiser gets no masks and steps less often than "
-                "the loop counts; give tx itself, and Loop(..., accumulate=) the number of micro-batches."
-            )
+            raise TypeError(_MULTI_STEPS)
         if not isinstance(tx, optax.GradientTransformation):
             raise TypeError(
                 f"Loop: tx must be an optax transformation or an nnx.Optimizer, got {type(tx).__name__}."
@@ -126,11 +128,13 @@ class Loop:
         """Makes the state before the first step.
 
         Returns: the state, with copies of the model's arrays.
-        Raises: ValueError for `s24.optim.step_adamw` in a schedule that begins sparse."""
+        Raises: TypeError if `tx` holds an `optax.MultiSteps`; ValueError for `s24.optim.step_adamw` in a
+            schedule that begins sparse."""
         params, sparse = self.view.split()
         opt = self.tx.init(params)
-        frozen = any(map(_is_frozen, jax.tree.leaves(opt, is_leaf=_is_frozen)))
-        if self.schedule.phases[0].sparse and frozen:
+        if _holds(opt, optax.MultiStepsState):
+            raise TypeError(_MULTI_STEPS)
+        if self.schedule.phases[0].sparse and _holds(opt, StepAdamState):
             name = type(self.method).__name__
             raise ValueError(
                 "Loop: tx holds s24.optim.step_adamw, whose second moment is that of a dense phase before "
@@ -618,8 +622,10 @@ def _names(axes) -> tuple[str, ...]:
     return (axes,) if isinstance(axes, str) else axes or ()
 
 
-def _is_frozen(x) -> bool:
-    return isinstance(x, StepAdamState)
+def _holds(opt, kind: type) -> bool:
+    """Whether the state of an optimiser is or holds one of a kind."""
+    leaves = jax.tree.leaves(opt, is_leaf=lambda x: isinstance(x, kind))
+    return any(isinstance(x, kind) for x in leaves)
 
 
 def _check_entries(op: str, state, names: Sequence[str] = OWN) -> None:

@@ -418,6 +418,17 @@ def test_what_a_loop_cannot_run_is_refused():
             lambda: s24.Loop(ffn(method), loss, optax.MultiSteps(tx, 2), 8),
             "MultiSteps.*accumulate=. the number",
         ),
+        (
+            lambda: loop_of(method, optax.MultiSteps(tx, 2).gradient_transformation()).init(),
+            "MultiSteps.*accumulate=. the number",
+        ),
+        (
+            lambda: loop_of(
+                method,
+                optax.chain(optax.clip(1.0), optax.MultiSteps(optax.adam(1e-3), 2).gradient_transformation()),
+            ).init(),
+            "MultiSteps.*accumulate=. the number",
+        ),
         (lambda: s24.Loop(ffn(method), loss, tx, 8, accumulate=0), "accumulate=0 must be at least 1"),
         (lambda: s24.Loop(Dropped(), loss, tx, 8), "variables of type .*dropout, batch statistics"),
         (lambda: loop_of(method, accumulate=3).micro_batches(batch(0)), "32 examples does not split"),
