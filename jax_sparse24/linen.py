@@ -167,13 +167,16 @@ def refresh(variables: Mapping[str, Any], method: Method) -> dict[str, Any]:
     """The variables of a model with all state in the collection "sparse24" computed anew.
 
     Call it before a step for which `s24.due(method, step)` is true, as a dense phase ends, and after
-    parameters were loaded into a new model. It works under jit and with layers that `flax.linen.scan` stacks.
+    parameters were loaded into a new model. It works under jit and with layers that `flax.linen.scan` stacks
+    along axis 0. A stack along another axis is refused where the shapes of state and bias tell, and gets
+    wrong masks where they do not.
 
     variables: of `init`, with the collections "params" and, if the method has state, "sparse24".
     method: the method of all layers.
 
     Returns: a dict like `variables`.
-    Raises: TypeError if `method` is none; ValueError for state of another method, or without its kernel."""
+    Raises: TypeError if `method` is none; ValueError for state of another method, or without its kernel, and
+        for state or a bias whose shape does not fit the kernel's."""
     new = {
         path: method.refresh(state, kernel, path[-1])
         for path, state, kernel in _states("refresh", variables, method)
@@ -225,11 +228,22 @@ def _states(op: str, variables: Mapping[str, Any], method: Method):
         kernel = meta.unbox(params.get((*path[:-1], "kernel")))  # of the names of its axes
         if path[-1] not in ROLES or kernel is None:
             raise ValueError(f"{op}: {place} has state in the collection {COLLECTION!r}, but no kernel.")
-        if method.state_shapes(kernel.shape, path[-1]).keys() != state.keys():
+        wanted = method.state_shapes(kernel.shape, path[-1])
+        if wanted.keys() != state.keys():
             raise ValueError(
                 f"{op}: {place} has the state {', '.join(state)}, which is not that of {method}; give the "
                 "method of the model's layers."
             )
+        beside = {f"state {name!r}": (state[name], like.shape) for name, like in wanted.items()}
+        if (bias := meta.unbox(params.get((*path[:-1], "bias")))) is not None:
+            beside["bias"] = bias, (*kernel.shape[:-2], kernel.shape[-1])
+        for name, (value, shape) in beside.items():
+            if value.shape != shape:
+                raise ValueError(
+                    f"{op}: {place} has a {name} of shape {value.shape}, but beside a kernel of shape "
+                    f"{kernel.shape} it must be {shape}. Stack layers along axis 0: give flax.linen.scan "
+                    f"variable_axes={{'params': 0, {COLLECTION!r}: 0}}."
+                )
         yield path, state, kernel
 
 

@@ -155,6 +155,26 @@ def test_parameters_may_carry_the_names_of_their_axes():
     assert jax.tree.structure(updates) == jax.tree.structure(params)
 
 
+@pytest.mark.parametrize("axes", [(0, 0), (1, 0), (0, 1), (1, 1)], ids=str)
+def test_layers_are_stacked_along_the_first_axis(axes):
+    """Masks of other stacks had shapes that a scan refused, or were those of other matrices."""
+
+    class Layer(linen.Module):
+        @linen.compact
+        def __call__(self, x, _):
+            return s24.linen.Dense(d, FST)(x), None
+
+    places = dict(zip(("params", "sparse24"), axes, strict=True))
+    scan = linen.scan(Layer, variable_axes=places, split_rngs={"params": True}, length=4)
+    variables = scan().init(jax.random.key(0), X, None)
+    if any(axes):
+        for call in (s24.linen.refresh, s24.linen.masks):
+            with pytest.raises(ValueError, match=r"Dense_0 has a .* beside a kernel of .*'params': 0, 'spar"):
+                call(variables, FST)
+    else:
+        same(s24.linen.refresh(variables, FST), variables)
+
+
 def test_masks_of_methods_that_store_none():
     """They were no masks at all, so that the decay of BiMask and SRSTE acted on nothing."""
     method = s24.methods.BiMask(trials=2)

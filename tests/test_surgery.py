@@ -250,6 +250,30 @@ def loss(model, tokens):
     return optax.softmax_cross_entropy_with_integer_labels(model(tokens), (tokens + 5) % 12).mean()
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_adapters_of_a_stack_lie_as_its_kernel_should(axis):
+    """JAX said that two types cannot be multiplied."""
+
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap(in_axes=(0,), out_axes=nnx.StateAxes({nnx.Param: axis, ...: 0}))
+    def stack(rngs):
+        return s24.sparsify(nnx.Linear(d, f, rngs=rngs), s24.methods.SLoPe(rank=2))
+
+    model = nnx.Dict(stack=stack(nnx.Rngs(0)))
+    if axis:
+        with pytest.raises(ValueError, match=r"adapters.*, does not have the axes of the stack of 3"):
+            s24.densify(model)
+    else:
+        assert type(s24.densify(model).stack) is nnx.Linear
+
+
+def test_axes_of_an_einsum_may_have_names():
+    """An attribute was missing."""
+    names = {"out_sharding": ("embed", "heads", None), "eager_sharding": False}
+    layer = nnx.Einsum("btd,dnh->btnh", (d, 4, d), rngs=nnx.Rngs(0), kernel_metadata=names)
+    assert s24.sparsify(layer, FST).axes == ("embed", "heads")
+
+
 def test_a_stack_keeps_masks_and_keys_of_each_layer():
     layer = nnx.Linear(d, f, rngs=nnx.Rngs(0))
     layer.kernel = nnx.Param(jnp.stack([layer.kernel[...], layer.kernel[...][::-1]]))
@@ -382,6 +406,7 @@ class Odd(nnx.Module):
         self.dtype = nnx.Linear(d, d, rngs=rngs)
         self.dtype.kernel = nnx.Param(jnp.zeros((d, d), jnp.float8_e4m3fn))
         self.stacked = nnx.vmap(lambda rngs: nnx.Linear(d, d, rngs=rngs), out_axes=1)(rngs.split(3))
+        self.as_many = nnx.vmap(lambda rngs: nnx.Linear(d, f, rngs=rngs), out_axes=1)(rngs.split(d))
 
 
 class Doubled(nnx.Linear):
@@ -407,7 +432,7 @@ def test_layers_of_a_subclass_are_listed(capsys):
 
 def test_layers_that_do_not_fit_are_listed_with_the_reason():
     model = Odd(nnx.Rngs(0))
-    with pytest.warns(UserWarning, match="sparsify: 7 of the layers") as found:
+    with pytest.warns(UserWarning, match="sparsify: 8 of the layers") as found:
         s24.sparsify(model, STE)
     told = str(found[0].message)
     for reason in (
@@ -418,6 +443,7 @@ def test_layers_that_do_not_fit_are_listed_with_the_reason():
         "equation: the equation 'BTD,BDF->BTF' has the axis 'B', which operands and result all have",
         "dtype: kernel has dtype float8_e4m3fn; supported are float32",
         "stacked: its kernel has shape (8, 3, 8), not (8, 8) with the axes of a stack first",
+        "as_many: its bias has shape (16, 8) beside a kernel of shape (8, 8, 16), and does not begin",
     ):
         assert reason in told
     assert list(sparse_types(model)) == ["good"]

@@ -82,9 +82,14 @@ def _merged(layer: Linear) -> jax.Array:
 def add_something(layer: Linear) -> bool:
     """Whether adapters add something that a new layer with this kernel would not add; False without adapters.
 
-    layer: with its arrays."""
+    layer: with its arrays.
+
+    Raises: ValueError for a stack whose axes do not come first."""
     own = {name: value[...] for name, value in variables_of(layer.adapters).items()}
-    fresh = layer._initial(layer.method.adapters) if own else {}
+    if not own:
+        return False
+    layer.check_stack()
+    fresh = layer._initial(layer.method.adapters)
     if jax.tree.all(jax.tree.map(jnp.array_equal, own, fresh)):
         return False
     w = layer.weight

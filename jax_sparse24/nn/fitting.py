@@ -169,6 +169,12 @@ def check_layer(layer: nnx.Module, method: Method | None = None) -> None:
         raise Unfit(
             f"its kernel has shape {shape}, not {own} with the axes of a stack first: stack along axis 0"
         )
+    lead = shape[: len(shape) - len(own)]
+    if layer.bias is not None and layer.bias.shape[: len(lead)] != lead:
+        raise Unfit(
+            f"its bias has shape {layer.bias.shape} beside a kernel of shape {shape}, and does not begin "
+            f"with {lead}, the axes of a stack: stack along axis 0"
+        )
     try:
         check_dtype("it", "kernel", layer.kernel.dtype)
         check_dtype("it", "dtype", jnp.dtype(layer.dtype or jnp.float32))

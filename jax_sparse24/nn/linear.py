@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
@@ -105,6 +106,13 @@ class Linear(nnx.Module):
       it is due whatever the step, which is so before the first refresh and after steps in dense mode;
     - `checksum` (uint32), if the method refreshes its state or draws noise: of the kernel when `s24.refresh`
       was last told a step.
+
+    Layers that `nnx.vmap` stacks have the axes of the stack first in every variable, parameters too
+    (`out_axes=0`). Functions of a model, such as `s24.refresh`, refuse other stacks. Of as many layers as
+    `in_features`, parameters along axis 1 have the shapes that they would have along axis 0; then the bias
+    tells (unless `out_features` are as many, too), or the name that `nnx.PARTITION_NAME` puts among `axes`,
+    or, outside of jit and until the kernel moves, the checksum below. Where none of these is there, such a
+    stack is taken for one along axis 0.
 
     A call takes x, (..., in_features), and maybe the sharding of its result, `out_sharding`, as that of
     `nnx.Linear` does; it returns (..., out_features), and is pure. Noise depends on the key, the step and the
@@ -533,6 +541,57 @@ class Linear(nnx.Module):
                 "call s24.nn.arrange(model) before the first sparse step, or train dense until then, with "
                 "s24.nn.set_sparse(model, False)."
             )
+
+    def check_stack(self, path: str = "") -> None:
+        """Raises ValueError for a stack of layers whose axes do not come first in every variable.
+
+        The step is a scalar of each layer, and so has the axes of the stack alone. Where the kernel's shape
+        would also be that of a stack in its first axes, as with as many layers as `in_features`, other things
+        have to tell: bias and adapters, the names of the kernel's axes, or, outside of jit and before the
+        kernel moves, its checksum.
+
+        path: of the layer in the model, for the message."""
+        lead = self.step.shape
+        if not lead or isinstance(self.kernel.get_raw_value(), jax.ShapeDtypeStruct):
+            return
+        shapes = {".".join(map(str, name)): v.shape for name, v in nnx.to_flat_state(nnx.state(self))}
+        wrong = [name for name, shape in shapes.items() if shape[: len(lead)] != lead]
+        if wrong or self._lies_otherwise(lead):
+            name, layers = (wrong or ["kernel"])[0], " x ".join(map(str, lead))
+            raise ValueError(
+                f"Linear: {name} of {path or 'this layer'}, of shape {shapes[name]}, does not have the axes "
+                f"of the stack of {layers} layers ({self.in_features}, {self.out_features}) first, as every "
+                "variable must. Stack parameters and all else along axis 0, as nnx.vmap does with "
+                "out_axes=0, and run the stack along that axis."
+            )
+
+    def _lies_otherwise(self, lead: tuple[int, ...]) -> bool:
+        """Whether it is known that the axes of a stack do not come first in the kernel.
+
+        lead: their sizes."""
+        weight, sizes = self.weight, (*lead, self.in_features, self.out_features)
+        if weight.shape != sizes:
+            return True
+        names = self.kernel.get_metadata().get("out_sharding")
+        named = self.axes is not None and isinstance(names, tuple) and len(names) == self.kernel.ndim
+        names = self.names_of_weight(names) if named else ()
+        then = self.checksum[...] if "checksum" in vars(self) else None
+        known = then is not None and not any(isinstance(x, jax.core.Tracer) for x in (weight, then))
+        known = known and weight.is_fully_addressable
+        for first in itertools.permutations(range(weight.ndim), len(lead)):
+            order = (*first, *(axis for axis in range(weight.ndim) if axis not in first))
+            if order == tuple(range(weight.ndim)) or tuple(weight.shape[axis] for axis in order) != sizes:
+                continue
+            if named and names[-2:] != self.axes == tuple(names[axis] for axis in order[-2:]):
+                return True
+            if known:
+                with jax.ensure_compile_time_eval():
+                    now, moved, then = map(
+                        np.asarray, (checksum(weight), checksum(weight.transpose(order)), then)
+                    )
+                if (now != then).any() and (moved == then).all():
+                    return True
+        return False
 
     def check_values(self, path: str = "") -> None:
         """Raises ValueError outside of jit for a number of the state that the method cannot have made.

@@ -71,11 +71,19 @@ class ReplacedLinearGeneral(ReplacedLinear):
     def weight(self) -> jax.Array:
         return self.contraction().matrix(of_jax(self.kernel[...]))
 
+    def _take_axes(self):
+        super()._take_axes()
+        if names := sharding.declared(self.kernel):
+            self.inner_names = tuple(name for _, *rest in self._merged(names) for name in rest if name)
+
+    def _merged(self, names):
+        """The names of the kernel's axes that make each axis of its matrix, (in, out)."""
+        contraction = self.contraction()
+        return [[names[axis] for axis in axes] for axes in (contraction.contracted, contraction.free)]
+
     def names_of_weight(self, names):
-        contraction, lead = self.contraction(), len(names) - self.kernel_ndim
-        merged = [[names[axis] for axis in axes] for axes in (contraction.contracted, contraction.free)]
-        self.inner_names = tuple(name for _, *rest in merged for name in rest if name)
-        return *names[:lead], *(first for first, *_ in merged)
+        merged = self._merged(names)
+        return *names[: len(names) - sum(map(len, merged))], *(first for first, *_ in merged)
 
     def like_kernel(self, matrix):
         return self.contraction().like_kernel(matrix, self.kernel.shape)

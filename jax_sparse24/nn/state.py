@@ -59,8 +59,9 @@ def layers_of(op: str, model: nnx.Module) -> list[tuple[str, Linear]]:
 
     Arrays of NumPy in the model become arrays of JAX.
 
-    Raises: TypeError if `model` is no NNX module, ValueError if it holds no layer of s24.nn. A model whose
-        layers have the method Dense is taken as it is."""
+    Raises: TypeError if `model` is no NNX module, ValueError if it holds no layer of s24.nn, or a sparse one
+        in a stack whose axes do not come first. A model whose layers have the method Dense is taken as it is.
+    """
     try:
         found = sparse_layers(model)
     except TypeError as error:
@@ -75,7 +76,10 @@ def layers_of(op: str, model: nnx.Module) -> list[tuple[str, Linear]]:
     for _, variable in nnx.iter_graph(model):  # arrays of NumPy, as of a checkpoint, would be written into
         if isinstance(variable, nnx.Param | SparseState) and isinstance(variable.get_raw_value(), np.ndarray):
             variable.set_value(jnp.array(variable.get_raw_value()))
-    return [(".".join(map(str, path)) or "the model", layer) for path, layer in found]
+    named = [(".".join(map(str, path)) or "the model", layer) for path, layer in found]
+    for path, layer in named:
+        layer.check_stack(path)
+    return named
 
 
 def refresh(
@@ -87,9 +91,9 @@ def refresh(
     """Recomputes the stored masks and other state of every sparse layer that is due, in place.
 
     Call it once per optimiser step, before that step's forward pass; never in evaluation or per micro-batch.
-    It works inside jit and with stacked layers. A layer in dense mode records the step, and that its state is
-    due as soon as it is sparse again. A weight matrix with NaN or Inf keeps its old state, because a mask
-    that they chose would outlive them.
+    It works inside jit, and with layers that are stacked along axis 0. A layer in dense mode records the
+    step, and that its state is due as soon as it is sparse again. A weight matrix with NaN or Inf keeps its
+    old state, because a mask that they chose would outlive them.
 
     model: any NNX module; or an Equinox module of `s24.sparsify`, which stays as it is.
     step: number of the optimiser step, an int or a traced int32. Every layer records it, because its noise
@@ -102,9 +106,10 @@ def refresh(
 
     Returns: the model; of Equinox a copy, to be used in place of it.
     Raises: TypeError if `model` is no such module or `due` neither; ValueError if `step` is no step number,
-        the model has no layer of `s24.nn`, or, outside of jit, a layer in sparse mode has the state of a
-        dense phase, neurons that were never arranged (`s24.nn.arrange`), or a scale that is not finite and
-        greater than 0."""
+        the model has no layer of `s24.nn`, layers are stacked along another axis (as far as it can be told,
+        see `s24.nn.Linear`), or, outside of jit, a layer in sparse mode has the state of a dense phase,
+        neurons that were never arranged (`s24.nn.arrange`), or a scale that is not finite and greater than 0.
+    """
     number = isinstance(step, jax.Array) or hasattr(step, "__index__")
     whole = number and jnp.ndim(step) == 0 and jnp.issubdtype(jnp.result_type(step), jnp.integer)
     if not (step is None or whole) or (isinstance(step, int | np.integer) and step < 0):

@@ -379,3 +379,75 @@ def test_a_stack_is_called_in_a_vmap_or_a_scan(layer, method):
     with pytest.raises(ValueError, match=r"this is a stack of layers.*inside of a vmap or a scan"):
         stack(inputs())
     nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None))(stack, inputs())
+
+
+def stacked(layers, axis, method, features=(d, f), **options):
+    """A stack whose parameters have it along an axis, and all else first."""
+
+    @nnx.split_rngs(splits=layers)
+    @nnx.vmap(
+        in_axes=(0,),
+        out_axes=nnx.StateAxes({nnx.Param: axis, ...: 0}),
+        transform_metadata={nnx.PARTITION_NAME: "layers"} if "axes" in options else {},
+    )
+    def made(rngs):
+        return s24.nn.Linear(*features, method=method, rngs=rngs, **options)
+
+    return nnx.Dict(stack=made(nnx.Rngs(0)))
+
+
+OTHERWISE = r"of stack, of shape .*, does not have the axes of the stack of {} layers .* along axis 0"
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_stack_along_another_axis_is_refused(name):
+    """With as many layers as `in_features` all shapes fit: masks were those of other matrices."""
+    with pytest.raises(ValueError, match=OTHERWISE.format(d)):
+        FUNCTIONS[name](stacked(d, 1, FST, use_bias=False))
+    FUNCTIONS[name](stacked(d, 0, FST, use_bias=False))
+
+
+@pytest.mark.parametrize(
+    "layers, axis, method, options",
+    [
+        (4, 1, FST, {"use_bias": False}),
+        (d, 1, s24.methods.STE(), {}),
+        (d, 1, s24.methods.STE(), {"use_bias": False, "axes": ("embed", "mlp")}),
+        (d, 1, s24.methods.STE(), {"use_bias": False, "axes": (None, "mlp")}),
+        (d, 2, s24.methods.STE(), {"use_bias": False}),
+        (d, 1, s24.methods.SLoPe(rank=4), {"use_bias": False}),
+    ],
+    ids=["shape", "bias", "names", "one name", "last axis", "adapters"],
+)
+def test_shapes_and_names_tell_of_such_a_stack_in_jit(layers, axis, method, options):
+    with pytest.raises(ValueError, match=OTHERWISE.format(layers)):
+        nnx.jit(lambda model: s24.refresh(model, 0))(stacked(layers, axis, method, **options))
+    nnx.jit(lambda model: s24.refresh(model, 0))(stacked(layers, 0, method, **options))
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_the_checksum_tells_of_such_a_stack_where_no_shape_does(axis):
+    model = stacked(d, axis, FST, (d, d), use_bias=False)
+    with pytest.raises(ValueError, match=OTHERWISE.format(d)):
+        s24.Loop(model, lambda model, batch: 0.0, optax.sgd(1.0), 8)
+    right = stacked(d, 0, FST, (d, d), use_bias=False)
+    right.stack.kernel[...] = jnp.cos(right.stack.kernel[...])
+    s24.refresh(right)  # with a kernel that has moved
+    np.testing.assert_array_equal(right.stack.mask(), s24.transposable_mask24(right.stack.kernel[...]))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_stack_of_stacks_has_the_axis_of_the_outer_one_first(axis):
+    @nnx.split_rngs(splits=(2, 2))
+    @nnx.vmap(in_axes=(0,), out_axes=nnx.StateAxes({nnx.Param: axis, ...: 0}))
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def made(rngs):
+        return s24.nn.Linear(d, f, method=FST, use_bias=False, rngs=rngs)
+
+    model = nnx.Dict(stack=made(nnx.Rngs(0)))
+    if axis:
+        with pytest.raises(ValueError, match=OTHERWISE.format("2 x 2")):
+            s24.refresh(model)
+    else:
+        s24.refresh(model)
+        np.testing.assert_array_equal(model.stack.mask(), s24.transposable_mask24(model.stack.kernel[...]))
