@@ -35,7 +35,8 @@ class Decision:
         `PackedVNM` ("packed"), or `Compressed24` ("compressed").
     algorithm: of cuSPARSELt; None for the best that is known.
     eight_bits: for products, whether both operands are float8_e4m3fn, each times a scale.
-    entry: the measurement behind the decision, an entry of a table; None if there is none."""
+    entry: the measurement behind the decision, an entry of a table; None if there is none. Where our kernel
+        stands in for cuSPARSELt, it has the longest time that this may take."""
 
     runs: Runs
     reason: str
@@ -52,7 +53,7 @@ class Decision:
 
     @property
     def reads_strided(self) -> bool:
-        """Whether the kernel of a 2:4 product reads strided rows of its dense operand from where they lie."""
+        """Whether the kernel of a 2:4 product reads strided rows of a dense (K, N) from where they lie."""
         return self.runs == "ffi" and self.form == "compressed"
 
 
@@ -184,30 +185,35 @@ def _product(
     if obstacle is not None:
         return Decision("dense", obstacle)
     found = table.look_up(product, alternative)
-    if found.entry is None:
-        return Decision("dense", found.reason)
-    dense = Decision("dense", found.reason, entry=found.entry)
-    fits_ours = "compressed" in forms and not hopper.misfit(product)
-    obstacle, reason = library_obstacle() or misfit, found.reason
-    if found.entry["implementation"] == "cusparselt":
-        if not (found.packed and not obstacle) and fits_ours and found.gain >= hopper.OF_LIBRARY:
-            limit = f"our kernel for Hopper takes {hopper.OF_LIBRARY} times as long at most"
-            return Decision("ffi", f"{obstacle or reason}; {limit}", "compressed", entry=found.entry)
-    elif found.packed:
-        # Entries of Hopper were measured with our kernel for it, where that fits.
-        here = generation()
-        measured = dataclasses.replace(product, shape=tuple(found.entry["shape"]), out_dtype=None)
-        if here is None or here.code != "sm_90a" or hopper.unfit(measured):
-            return Decision("auto", reason, "packed", entry=found.entry)
-        if fits_ours:
-            return Decision("ffi", reason, "compressed", entry=found.entry)
-        reason = f"{reason}, there by our kernel for Hopper, which this does not fit"
+    entry, dense = found.entry, Decision("dense", found.reason, entry=found.entry)
+    if entry is None:
+        return dense
+    unfit = hopper.misfit(product) or ("" if "compressed" in forms else "its operand is not compressed")
+    if entry["implementation"] == "cusparselt":
+        obstacle = library_obstacle() or misfit
+        if found.packed and not obstacle:
+            algorithm = cusparselt.Descriptor.of(product).accepted(entry.get("algorithm"))
+            return Decision("cusparselt", found.reason, form, algorithm=algorithm, entry=entry)
+        reason = obstacle if found.packed else found.reason
+        if unfit or found.gain < hopper.gain_to_stand_in(product):
+            return dataclasses.replace(dense, reason=reason)
+        reason = f"{reason}; our kernel for Hopper takes {hopper.OF_LIBRARY} times as long at most"
+        slowest = {**entry, "packed_us": entry["packed_us"] * hopper.OF_LIBRARY}
+        return Decision("ffi", reason, "compressed", entry=slowest)
     if not found.packed:
         return dense
-    if obstacle:
-        return dataclasses.replace(dense, reason=obstacle)
-    algorithm = cusparselt.Descriptor.of(product).accepted(found.entry.get("algorithm"))
-    return Decision("cusparselt", reason, form, algorithm=algorithm, entry=found.entry)
+    # Entries of Hopper were measured with our kernel for it, where that fits.
+    here = generation()
+    measured = dataclasses.replace(product, shape=tuple(entry["shape"]), out_dtype=None)
+    if here is None or here.code != "sm_90a" or hopper.unfit(measured):
+        return Decision("auto", found.reason, "packed", entry=entry)
+    if not unfit:
+        return Decision("ffi", found.reason, "compressed", entry=entry)
+    reason = f"{found.reason} by our kernel for Hopper, but here {unfit}"
+    obstacle = library_obstacle() or misfit
+    if obstacle or found.gain < hopper.LIBRARY:
+        return dataclasses.replace(dense, reason=f"{reason}; {obstacle or 'cuSPARSELt may be slower'}")
+    return Decision("cusparselt", reason, form, entry=entry)
 
 
 def _measured_algorithm(product: Product) -> int | None:

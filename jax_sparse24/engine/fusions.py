@@ -251,8 +251,8 @@ class Unpacked:
 class Squared:
     """A kernel gives the squared ReLU of F1 in place of Y1, in blocks that need Y2 alone.
 
-    The pass is taken where our kernels are asked for, or in place of cuSPARSELt's product where it was
-    measured to be faster than that and XLA's activation."""
+    The pass is taken where our kernels are asked for, or in place of the product of a compressed weight
+    where it was measured to be faster than that and XLA's activation."""
 
     def matches(
         self, execution: Execution, x_Td: jax.Array, f: int, decision: Decision | None, bias: jax.Array | None
@@ -280,8 +280,8 @@ class Squared:
 class Sloped:
     """A kernel gives dY1 in place of B1, in blocks that save the whole of Y2.
 
-    The pass is taken where our kernels are asked for, or in place of cuSPARSELt's product where it was
-    measured to be faster than that and the pass after it."""
+    The pass is taken where our kernels are asked for, or in place of the product of a compressed weight
+    where it was measured to be faster than that and the pass after it."""
 
     def matches(
         self, execution: Execution, dy3_Td: jax.Array, saved_Tf: jax.Array, decision: Decision | None
@@ -671,7 +671,7 @@ def _only_cut(row: Row) -> bool:
 
 
 def _multiplies_24(execution: Execution, name: str, weight: str, decision: Decision | None) -> bool:
-    """Whether our kernels are named, or cuSPARSELt was chosen by measurement, to multiply by a packed 2:4
+    """Whether our kernels are named, or a compressed operand was chosen by measurement, to multiply by a 2:4
     weight, and the product is no sum over a mesh."""
     row, forms = execution.plan.row(name), {None: "compressed", "ffi": "packed"}
     if not (row and row.operand == weight and _only_cut(row)) or execution.summed(name):

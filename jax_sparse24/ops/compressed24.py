@@ -249,7 +249,8 @@ def multiply_on_hopper(
     """The product of a matrix, packed along its last axis, with a dense one, by our kernel for Hopper.
 
     It takes the products for which `hopper.misfit` finds no obstacle. Where tiles of the result are too few
-    for the GPU, several blocks sum parts of one, always the same parts in the same order.
+    for the GPU, several blocks sum parts of one, always the same parts in the same order; every call has a
+    workspace of 36 MiB for these sums.
 
     packed: (R, K), bfloat16 or float16.
     dense: (N, K) if `dense_k_last`, else (K, N), of the same dtype.

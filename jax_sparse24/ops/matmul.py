@@ -76,7 +76,8 @@ def matmul(
         first, which costs a copy.
     bias: one number for each element of the free axis of the packed operand, or of `b`; or None.
     activation: None, "relu" or "gelu" (by tanh). cuSPARSELt applies bias and activation to the float32 sum
-        where it can; elsewhere they follow on the rounded product, so that results may differ by a rounding.
+        where it can, and our kernel for Hopper a bias; elsewhere they follow on the rounded product, so that
+        results may differ by a rounding.
     implementation: as in `mask24`. On Hopper "ffi" multiplies 2:4 matrices of 16-bit floats by a kernel of
         its own where K is a multiple of 128, the free axis of the packed operand of 64 and the other one of
         8, from a copy of the packed operand.
@@ -200,7 +201,7 @@ def contract(
     activation: as in `matmul`.
     strided: whether the groups of the packed operand are strided ones of the dense operand, see `regroup`:
         it is multiplied as if its rows along the contracted axis were regrouped. Kernels of V:2:M, and
-        Hopper's of a `Compressed24`, read them from where they lie; for others they are moved.
+        Hopper's of a `Compressed24` and (K, N), read them from where they lie; for others they are moved.
     collected: whether the rows of `a`, a PackedVNM, lie as `collect` moves them, the first ones of all groups
         of m together, then the second ones, and so on. The result has them in their first order, as `bias`
         does; kernels write them to where they belong.
@@ -255,9 +256,12 @@ def contract(
         dense = forward_only(dense)
         if implementation != "cusparselt":  # no kernels for it, but every number is one of bfloat16
             dtype = jnp.dtype(jnp.bfloat16)
-    by_library = implementation == "cusparselt" and not isinstance(packed, PackedVNM)
-    fused = by_library and cusparselt.Descriptor.of(product).applies(bias, activation)
-    last = (bias, activation) if fused else (None, None)
+    last = (None, None)  # what is applied to the sums
+    if implementation == "cusparselt" and not isinstance(packed, PackedVNM):
+        if cusparselt.Descriptor.of(product).applies(bias, activation):
+            last = bias, activation
+    elif implementation == "ffi" and not hopper.misfit(product):
+        last = bias, None
     options = {
         "dense_k_last": dense_k_last,
         "out_packed_last": out_packed_last,
@@ -276,7 +280,8 @@ def contract(
             out = MATMUL_VNM(values, *positions, *operands, **blocks, **options)
         else:
             out = MATMUL(values, packed.metadata, *operands, **options)
-    return out if fused else _finish(out, bias, activation, bias_axis)
+    bias = bias if last[0] is None else None
+    return _finish(out, bias, None if last[1] else activation, bias_axis)
 
 
 def _check_orders(a, b, a_axis: int, strided: bool, collected: bool) -> None:
@@ -392,8 +397,10 @@ MATMUL_VNM_KERNEL = Kernel(
 )
 
 
-def _kernel(values, metadata, dense, bias, *, out_dtype, **options):
-    return MATMUL_KERNEL(values, metadata, dense, out_dtype=out_dtype, **options).astype(out_dtype)
+def _kernel(values, metadata, dense, bias, *, out_dtype, out_packed_last, **options):
+    options |= {"out_dtype": out_dtype, "out_packed_last": out_packed_last}
+    out = MATMUL_KERNEL(values, metadata, dense, **options).astype(out_dtype)
+    return _finish(out, bias, None, -1 if out_packed_last else -2)
 
 
 def _fits_hopper(_, values, metadata, dense, bias, *, dense_k_last, out_dtype, **__) -> bool:
@@ -407,7 +414,7 @@ def _fits_hopper(_, values, metadata, dense, bias, *, dense_k_last, out_dtype, *
 
 def _on_hopper(values, metadata, dense, bias, *, dense_k_last, out_packed_last, **_):
     packed = Packed24(values, metadata, -1)
-    return compressed24.multiply_on_hopper(packed, dense, dense_k_last, out_packed_last)
+    return compressed24.multiply_on_hopper(packed, dense, dense_k_last, out_packed_last, bias)
 
 
 def _reference(values, metadata, dense, bias, *, dense_k_last, out_packed_last, out_dtype, **_):
@@ -445,8 +452,8 @@ def _gradients(
     return d_values, d_dense_KN.T if dense_k_last else d_dense_KN, d_bias
 
 
-# The operands are the parts of a matrix packed along its last axis, a dense one, and a bias or None. bias and
-# activation are for cuSPARSELt only, where it applies them.
+# The operands are the parts of a matrix packed along its last axis, a dense one, and a bias or None. The
+# activation is for cuSPARSELt only, and both are for it where it applies them.
 MATMUL = Operation(
     "matmul",
     _reference,

@@ -25,7 +25,8 @@ def matmul_squared_relu(
     decision: Decision | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """`max(x @ w, 0)^2` of the product in its dtype: the bits of a product and the activation after it.
+    """`max(x @ w, 0)^2` of the product in its dtype: the bits of cuSPARSELt's product and the activation
+    after it.
 
     The one pass is Hopper's, in bfloat16, for d a multiple of 128 and f of 64; elsewhere it is two steps. It
     is not differentiable. Squares that are subnormal are zeros in the one pass.
@@ -48,8 +49,8 @@ def matmul_slope(
     decision: Decision | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """dY1 of what an activation saved and of dY2 = `dy3 @ w.T` in its dtype: the bits of a product and of
-    `reference.slope.activation_gradient` after it.
+    """dY1 of what an activation saved and of dY2 = `dy3 @ w.T` in its dtype: the bits of cuSPARSELt's product
+    and of `reference.slope.activation_gradient` after it.
 
     The one pass is that of `matmul_squared_relu`, and it is not differentiable.
 

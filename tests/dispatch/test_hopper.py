@@ -3,6 +3,7 @@ measurement of it."""
 
 import dataclasses
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -66,44 +67,76 @@ def test_sizes_types_and_layouts(generation, monkeypatch):
 
 
 def test_a_measurement_of_it_speaks_for_no_other_kernel(generation, monkeypatch):
-    """What it does not take goes to the library, and where there is none runs dense; but on other GPUs the
-    table's kernel is another one."""
+    """What it does not take goes to the library if that may be slower and still pays, and where there is none
+    runs dense; but on other GPUs the table's kernel is another one."""
     generation(HOPPER)
     found = decide(PRODUCT)
     assert (found.runs, found.form, found.reads_strided) == ("ffi", "compressed", True)
-    near = dataclasses.replace(PRODUCT, shape=(768, 4096 + 32, 3072))
-    for product, options in ((near, {}), (PRODUCT, {"forms": ("dense", "packed")})):
+    near, packed = dataclasses.replace(PRODUCT, shape=(768, 4096 + 32, 3072)), {"forms": ("dense", "packed")}
+    for product, options, why in (
+        (near, {}, "but here K must be a multiple of 128"),
+        (PRODUCT, packed, "but here its operand is not compressed"),
+    ):
         found = decide(product, **options)
         assert found.runs == "cusparselt" and not found.reads_strided
-        assert "which this does not fit" in found.reason
+        assert why in found.reason
+    monkeypatch.setitem(table._adopted.content["products"][0], "dense_us", 135.0)
+    found = decide(near)
+    assert found.runs == "dense" and "cuSPARSELt may be slower" in found.reason
+    assert decide(PRODUCT).runs == "ffi"
     monkeypatch.setattr(cusparselt, "problem", lambda: "no library")
-    assert decide(near).runs == "dense" and decide(PRODUCT).runs == "ffi"
+    found = decide(near)
+    assert found.runs == "dense" and found.reason.endswith("no library")
+    assert decide(PRODUCT).runs == "ffi"
     generation(AMPERE)
     assert (decide(near).runs, decide(near).form) == ("auto", "packed")
 
 
-@pytest.mark.parametrize(("dense_us", "runs"), [(150.0, "ffi"), (109.0, "dense")])
-def test_it_stands_in_for_the_library(generation, monkeypatch, dense_us, runs):
-    """Where the library is not here, or another release, if what was measured leaves room for it."""
+# Of a measured product that took the library 100 us: what else it took, where, and what runs without it.
+@pytest.mark.parametrize(
+    ("change", "gpu", "runs"),
+    [
+        ({}, "nvidia-h200", "ffi"),
+        ({"dense_us": 111.0}, "nvidia-h200", "dense"),
+        ({"dense_us": 113.0}, "nvidia-h200", "ffi"),
+        ({"dense_us": 113.0}, "nvidia-h100-80gb-hbm3", "dense"),
+        ({"dense_us": 124.0}, "nvidia-h100-80gb-hbm3", "ffi"),
+        ({"status": "wrong"}, "nvidia-h200", "dense"),
+    ],
+)
+@pytest.mark.parametrize("alternative", ["dense", "masked"])
+@pytest.mark.parametrize(
+    ("axes", "kind"), [((-2, -2), "wgrad"), ((-1, -2), "fwd"), ((-1, -1), "dgrad")], ids=str
+)
+def test_it_stands_in_for_the_library(generation, monkeypatch, change, gpu, runs, alternative, axes, kind):
+    """Where the library is missing or another release, if what was measured leaves room for our kernel."""
     generation(HOPPER)
+    named = types.SimpleNamespace(name=gpu)
+    monkeypatch.setattr(hardware, "hardware", lambda: named)
+    product = dataclasses.replace(PRODUCT, axes=axes, dtype=jnp.dtype(jnp.float16))
     (entry,) = table._adopted.content["products"]
-    measured = entry | {"implementation": "cusparselt", "algorithm": 17, "dense_us": dense_us}
+    library = {"implementation": "cusparselt", "algorithm": 17, "product": kind, "dtype": "float16"}
+    measured = entry | library | change
+    measured["masked_us"] = measured["dense_us"]
     content = {"products": [measured], "versions": {"cusparselt": "0.10.0"}}
     monkeypatch.setattr(table, "_adopted", table.Table(content, "measured in this test"))
     monkeypatch.setattr(table, "versions", lambda: {"cusparselt": "0.10.0"})
-    assert decide(PRODUCT).runs == "cusparselt"
-    monkeypatch.setattr(cusparselt, "problem", lambda: "no library")
-    found = decide(PRODUCT)
-    assert (found.runs, found.form) == (runs, "compressed" if runs == "ffi" else "dense")
-    assert found.reason.startswith("no library") and found.entry is measured
-    monkeypatch.setattr(cusparselt, "problem", lambda: "")
-    monkeypatch.setattr(table, "versions", lambda: {"cusparselt": "0.11.0"})
-    found = decide(PRODUCT)
-    assert found.runs == runs and "here is 0.11.0; run s24.tune()" in found.reason
-    assert ("our kernel for Hopper" in found.reason) == (runs == "ffi")
-    assert decide(dataclasses.replace(PRODUCT, shape=(768, 4096 + 64, 3072))).runs == "dense"
+    wrong = "status" in change
+    assert decide(product, alternative=alternative).runs == ("dense" if wrong else "cusparselt")
+    for problem, version in (("no library", "none"), ("", "0.11.0")):
+        monkeypatch.setattr(cusparselt, "problem", lambda problem=problem: problem)
+        monkeypatch.setattr(table, "versions", lambda version=version: {"cusparselt": version})
+        found = decide(product, alternative=alternative)
+        assert (found.runs, found.form) == (runs, "compressed" if runs == "ffi" else "dense")
+        assert wrong or f"here is {version}; run s24.tune()" in found.reason
+        assert ("our kernel for Hopper" in found.reason) == (runs == "ffi")
+        if runs == "ffi":  # what is told of it is no more than is known
+            assert found.entry["packed_us"] == pytest.approx(112)
+        parts = dataclasses.replace(product, shape=(768, 4096, 3072 + 64))
+        assert decide(parts, alternative=alternative).runs == "dense"
+        assert decide(product, alternative=alternative, forms=("dense", "packed")).runs == "dense"
     generation(AMPERE)
-    assert decide(PRODUCT).runs == "dense"
+    assert decide(product, alternative=alternative).runs == "dense"
 
 
 def test_an_operand_is_packed_for_any_platform_where_our_kernels_are_named(generation):

@@ -214,8 +214,8 @@ def _calls_of_sloped_products(dtype, T, d, f) -> Calls:
 
 
 def _calls_of_hopper(dtype, R, K, N) -> Calls:
-    """Products with the packed matrix on either side and a bias or none, of rows of (K, N) in their order and
-    strided ones, and of (N, K)."""
+    """Products with the packed matrix on either side, with a bias and without, of (N, K), and of rows of
+    (K, N) in their order and strided ones."""
 
     def multiply(p, dense, *bias, left, strided, dense_axis):
         *bias, impl = bias
@@ -230,12 +230,13 @@ def _calls_of_hopper(dtype, R, K, N) -> Calls:
             return contract(packed, dense, axis, dense_axis, **options)
         return contract(dense, packed, dense_axis, axis, **options)
 
-    for left in (True, False):
-        for strided, dense_axis in ((True, -2), (False, -2), (False, -1)):
-            shape = (R, K) if left and not strided else (K, R)  # strided groups lie along axis -2
-            call = partial(multiply, left=left, strided=strided, dense_axis=dense_axis)
-            dense = (K, N) if dense_axis == -2 else (N, K)
-            yield call, _arrays(dtype, shape, dense, *[(R,)] * (left != strided))
+    for left, biased, (strided, dense_axis) in itertools.product(
+        (False, True), (True, False), ((False, -1), (False, -2), (True, -2))
+    ):
+        shape = (R, K) if left and not strided else (K, R)  # strided groups lie along axis -2
+        call = partial(multiply, left=left, strided=strided, dense_axis=dense_axis)
+        dense = (K, N) if dense_axis == -2 else (N, K)
+        yield call, _arrays(dtype, shape, dense, *[(R,)] * biased)
 
 
 # R, K, N: one tile; one with a block without rows; tiles that are divided into fronts and what lies behind

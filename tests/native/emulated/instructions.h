@@ -29,9 +29,9 @@ inline std::vector<BegunProduct> begun_products[1024];
 // Bytes of shared memory from one block of a cluster to the next.
 inline size_t block_bytes;
 
-// Runs the blocks, so many at a time along x.
+// Runs the blocks, so many at a time along x: the last ones first where `last_first`, since a GPU promises no order.
 template <class F>
-cudaError_t run_grid(const char* types, dim3 grid, int blocks, int threads, size_t shared, F body) {
+cudaError_t run_grid(const char* types, dim3 grid, int blocks, int threads, size_t shared, bool last_first, F body) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535) return cudaErrorInvalidConfiguration;
   emulated::launched.insert(types);
   gridDim = grid;
@@ -40,7 +40,7 @@ cudaError_t run_grid(const char* types, dim3 grid, int blocks, int threads, size
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
       for (unsigned x = 0; x < grid.x; x += unsigned(blocks)) {
-        blockIdx = dim3(x, y, z);
+        blockIdx = dim3(last_first ? grid.x - unsigned(blocks) - x : x, y, z);
         if (!emulated::run_block(threads, body, blocks)) return cudaErrorLaunchTimeout;
         for (int t = 0; t < blocks * threads; ++t)
           if (!begun_products[t].empty()) std::abort();  // nobody waited for them
@@ -50,7 +50,7 @@ cudaError_t run_grid(const char* types, dim3 grid, int blocks, int threads, size
 
 template <class... P, class... A>
 cudaError_t start(void (*kernel)(P...), dim3 grid, int threads, size_t shared, cudaStream_t, A... args) {
-  return run_grid(__PRETTY_FUNCTION__, grid, 1, threads, shared, [&] { kernel(args...); });
+  return run_grid(__PRETTY_FUNCTION__, grid, 1, threads, shared, false, [&] { kernel(args...); });
 }
 
 // One, so that it has many tiles; but several of the kernel whose blocks have nine warps, which divide tiles.
@@ -63,7 +63,7 @@ template <class... P, class... A>
 cudaError_t start_clusters(void (*kernel)(P...), int clusters, int blocks, int threads, size_t shared, cudaStream_t,
                            const A&... args) {
   if (blocks > 2 || blocks * threads > 1024) return cudaErrorInvalidConfiguration;  // as many as there are meetings for
-  return run_grid(__PRETTY_FUNCTION__, dim3(unsigned(clusters * blocks)), blocks, threads, shared, [&] { kernel(args...); });
+  return run_grid(__PRETTY_FUNCTION__, dim3(unsigned(clusters * blocks)), blocks, threads, shared, true, [&] { kernel(args...); });
 }
 
 inline int block_of_cluster() { return emulated::first / emulated::threads; }
