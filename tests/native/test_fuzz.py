@@ -40,7 +40,8 @@ def instruction_set(isa: str, command: list[str], folder: Path, pool: ThreadPool
     command = [*command, "-fno-trapping-math", "-fvisibility-inlines-hidden", f"-DS24_ISA={isa}"]
     command += LEVELS.get(isa, [])
     command += read_once(folder, command, ROOT / "ffi/cpu/vectors.h", ROOT / "ffi/cpu/work.h")
-    compiled = pool.map(lambda s: compile_to(folder / f"{s.stem}.o", *command, "-c", s), KERNELS)
+    kernels = [s for s in KERNELS if isa != "amx" or s.name.endswith(".fma.cc")]
+    compiled = pool.map(lambda s: compile_to(folder / f"{s.stem}.o", *command, "-c", s), kernels)
     return compile_to(folder / "kernels.so", *command, "-shared", *compiled)
 
 

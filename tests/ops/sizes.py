@@ -5,6 +5,7 @@ depend on further sizes, or that are on one platform alone."""
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -126,7 +127,10 @@ def _calls_of_products(pack, dtype, R, K, N, sides=(True, False), **options) -> 
 
 
 def _calls_in_batches(products, dtype, **sizes) -> Calls:
-    """The first of the products in a batch of two, which have operands of their own, or one for both."""
+    """The first of the products in a batch of two, which have operands of their own, or one for both. A small
+    product is enough for what batches add."""
+    if math.prod(sizes.values()) > 1 << 20:
+        return
     product, operands = next(iter(products(dtype, **sizes)))
     for axes in list(itertools.product((0, None), repeat=len(operands)))[:-1]:  # one at least is mapped
 
@@ -214,8 +218,8 @@ def _calls_of_sloped_products(dtype, T, d, f) -> Calls:
 
 
 def _calls_of_hopper(dtype, R, K, N) -> Calls:
-    """Products with the packed matrix on either side, with a bias and without, of (N, K), and of rows of
-    (K, N) in their order and strided ones."""
+    """Products with the packed matrix on either side, of (N, K), and of rows of (K, N) in their order and
+    strided ones; every second one with a bias."""
 
     def multiply(p, dense, *bias, left, strided, dense_axis):
         *bias, impl = bias
@@ -230,13 +234,12 @@ def _calls_of_hopper(dtype, R, K, N) -> Calls:
             return contract(packed, dense, axis, dense_axis, **options)
         return contract(dense, packed, dense_axis, axis, **options)
 
-    for left, biased, (strided, dense_axis) in itertools.product(
-        (False, True), (True, False), ((False, -1), (False, -2), (True, -2))
-    ):
+    layouts = itertools.product((False, True), ((False, -1), (False, -2), (True, -2)))
+    for n, (left, (strided, dense_axis)) in enumerate(layouts):
         shape = (R, K) if left and not strided else (K, R)  # strided groups lie along axis -2
         call = partial(multiply, left=left, strided=strided, dense_axis=dense_axis)
         dense = (K, N) if dense_axis == -2 else (N, K)
-        yield call, _arrays(dtype, shape, dense, *[(R,)] * biased)
+        yield call, _arrays(dtype, shape, dense, *[(R,)] * (n % 2 == 0))
 
 
 # R, K, N: one tile; one with a block without rows; tiles that are divided into fronts and what lies behind
