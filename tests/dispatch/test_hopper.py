@@ -145,17 +145,21 @@ def test_an_operand_is_packed_for_any_platform_where_our_kernels_are_named(gener
     assert (found.runs, found.form) == ("ffi", "packed")
 
 
-@pytest.mark.parametrize("axes", [(0, 0), (None, 0), (0, None)], ids=str)
+@pytest.mark.parametrize("axes", [(0, 0, None), (None, 0, 0), (0, None, None), (0, 0, 0)], ids=str)
 def test_a_batch_has_one_workspace(axes, generation):
+    """And the kernel adds the bias."""
     generation(HOPPER)
-    shapes = (3, 128, 256), (3, 256, 64)
-    a, b = (
+    shapes = (3, 128, 256), (3, 256, 64), (3, 128)
+    given = (
         jax.ShapeDtypeStruct(s[axis is None :], jnp.bfloat16) for s, axis in zip(shapes, axes, strict=True)
     )
 
-    def product(a, b):
-        return s24.matmul(s24.pack24(a, -1, implementation="ffi"), b, implementation="ffi")
+    def product(a, b, bias):
+        packed = s24.pack24(a, -1, implementation="ffi")
+        return s24.matmul(packed, b, bias=bias, implementation="ffi")
 
-    run = jax.jit(jax.vmap(product, axes)).trace(a, b).lower(lowering_platforms=("cuda",)).as_text()
-    (types,) = re.findall(r"@s24_matmul_compressed24\(.*-> (.*)", run)
-    assert f"tensor<3x128x64xbf16>, tensor<{hopper.WORKSPACE}xui8>" in types
+    run = jax.jit(jax.vmap(product, axes)).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    (operands, results) = re.findall(r"@s24_matmul_compressed24\(.*: \((.*)\) -> (.*)", run)[0]
+    assert f"tensor<3x128x64xbf16>, tensor<{hopper.WORKSPACE}xui8>" in results
+    assert operands.endswith(f"tensor<{'3' if axes[2] == 0 else '1'}x128xbf16>")
+    assert "stablehlo.add" not in run
