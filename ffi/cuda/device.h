@@ -1,5 +1,6 @@
 // CUDA as handlers see it: a stream, on which kernels are launched.
 #pragma once
+#include <algorithm>
 #include <initializer_list>
 #include <string>
 
@@ -27,6 +28,18 @@ inline ffi::Error only_on_hopper(const char* target, const char* use) {
   return ffi::Error::Internal(std::string(target) +
                               ": needs a GPU of compute capability 9.0 that runs its machine code (without CUDA_FORCE_PTX_JIT); use " +
                               use);
+}
+
+// Requires the sizes that our kernels for Hopper take of a product of a compressed matrix (R, K) and N rows or columns of the dense one,
+// a multiple of so many.
+inline void require_hopper_sizes(Check& check, int64_t rows, int64_t depth, int64_t cols, int64_t multiple, const Dims& out,
+                                 const Dims& dense) {
+  using namespace cuda;
+  check.require(rows % kHopperRows == 0 && depth % kHopperDepth == 0 && depth > 0 && cols % multiple == 0,
+                "needs R a multiple of " + std::to_string(kHopperRows) + ", K a positive multiple of " + std::to_string(kHopperDepth) +
+                    " and N a multiple of " + std::to_string(multiple) + ", got a result " + text(out) + " and dense " + text(dense));
+  check.require(std::max({rows, depth, cols}) <= kHopperMost,
+                "needs sizes of at most " + std::to_string(kHopperMost) + ", got " + text({rows, depth, cols}));
 }
 
 inline ffi::Error clear(const char* target, Device stream, void* p, int64_t bytes) {

@@ -81,6 +81,10 @@ struct SlopeArgs {
 };
 constexpr int64_t kMostTiles = 65535;
 
+// Products by our kernels for Hopper, of a matrix (rows, depth) that is compressed for cuSPARSELt: of which rows and depth are multiples,
+// and the most that each size may be.
+constexpr int64_t kHopperRows = 64, kHopperDepth = 128, kHopperMost = 1 << 30;
+
 // A product and an elementwise operation on it, in bfloat16: out (cols, rows) of D P^T, of P (rows, depth) that is compressed for
 // cuSPARSELt, with metadata behind it, and D (cols, depth). Squares are max(D P^T, 0)^2; slopes take what an activation saved,
 // (cols, rows), and D P^T for dY2, see core/slope.h. None of the sizes is zero.
@@ -91,8 +95,6 @@ struct MatmulPointwiseArgs {
   void* out;
   int64_t rows, depth, cols;
 };
-constexpr int64_t kMatmulPointwiseRows = 64, kMatmulPointwiseDepth = 128;  // of which rows and depth are multiples
-constexpr int64_t kMatmulPointwiseMost = 1 << 30;                         // of each size
 // Whether this device has the kernel.
 bool has_matmul_pointwise();
 
@@ -106,9 +108,8 @@ struct MatmulCompressed24Args {
   int64_t rows, depth, cols;
   bool dense_k_last, rows_last, strided;
 };
-// What rows, depth and cols are multiples of, and the most that each may be; the most clusters of blocks, and the bytes of the
-// workspace, which depend on it.
-constexpr int64_t kMatmulCompressed24Rows = 64, kMatmulCompressed24Depth = 128, kMatmulCompressed24Cols = 8, kMatmulCompressed24Most = 1 << 30;
+constexpr int64_t kMatmulCompressed24Cols = 8;  // of which cols is a multiple
+// The most clusters of blocks, and the bytes of the workspace, which depend on it.
 constexpr int kMatmulCompressed24Clusters = 72;
 constexpr int64_t kMatmulCompressed24Workspace = int64_t(2 * kMatmulCompressed24Clusters) * 4 * (1 + 16 * (1 + 16 * 256));
 // Whether this device has the kernel.

@@ -31,13 +31,7 @@ struct MatmulCompressed24Call : Call {
     if (!check.ok()) return call.error = check.error(), call;
     a.depth = d[d.size() - 2], a.cols = d.back(), a.rows = a.rows_last ? o.back() : o[o.size() - 2];
     if (a.dense_k_last) std::swap(a.depth, a.cols);
-    check.require(a.rows % kMatmulCompressed24Rows == 0 && a.depth % kMatmulCompressed24Depth == 0 &&
-                      a.cols % kMatmulCompressed24Cols == 0 && a.depth > 0,
-                  "needs R a multiple of " + std::to_string(kMatmulCompressed24Rows) + ", K a positive multiple of " +
-                      std::to_string(kMatmulCompressed24Depth) + " and N a multiple of " + std::to_string(kMatmulCompressed24Cols) +
-                      ", got a result " + text(o) + " and dense " + text(d));
-    check.require(std::max({a.rows, a.depth, a.cols}) <= kMatmulCompressed24Most,
-                  "needs sizes of at most " + std::to_string(kMatmulCompressed24Most) + ", got " + text({a.rows, a.depth, a.cols}));
+    require_hopper_sizes(check, a.rows, a.depth, a.cols, kMatmulCompressed24Cols, o, d);
     const Dims c_lead = leading(c, 2), d_lead = leading(d, 2), b_lead = leading(b, 1);
     const Dims lead = check.broadcast("the factors and the bias", check.broadcast("both factors", c_lead, d_lead), b_lead);
     check.shape("the compressed matrix", c, of_lead(c_lead, {compressed_rows(a.rows, 2), a.depth / 2}));

@@ -24,11 +24,7 @@ struct MatmulPointwiseCall : Call {
     if (!check.ok()) return call.error = check.error(), call;
     MatmulPointwiseArgs& a = call.args;
     a.op = op, a.rows = o.back(), a.depth = d.back(), a.cols = d[d.size() - 2];
-    check.require(a.rows % kMatmulPointwiseRows == 0 && a.depth % kMatmulPointwiseDepth == 0 && a.depth > 0,
-                  "needs R a multiple of " + std::to_string(kMatmulPointwiseRows) + " and K a positive multiple of " +
-                      std::to_string(kMatmulPointwiseDepth) + ", got a result " + text(o) + " and dense " + text(d));
-    check.require(a.rows <= kMatmulPointwiseMost && a.depth <= kMatmulPointwiseMost && a.cols <= kMatmulPointwiseMost,
-                  "needs sizes of at most " + std::to_string(kMatmulPointwiseMost) + ", got " + text({a.rows, a.depth, a.cols}));
+    require_hopper_sizes(check, a.rows, a.depth, a.cols, 1, o, d);
     const Dims c_lead = leading(c, 2), d_lead = leading(d, 2), s_lead = saved == nullptr ? d_lead : leading(s, 2);
     const Dims lead = check.broadcast("the factors and saved", check.broadcast("both factors", c_lead, d_lead), s_lead);
     check.shape("the compressed matrix", c, of_lead(c_lead, {compressed_rows(a.rows, 2), a.depth / 2}));

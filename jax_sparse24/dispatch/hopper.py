@@ -1,4 +1,5 @@
-"""Our kernel for Hopper of 2:4 products: which ones it multiplies."""
+"""Our kernels for Hopper of 2:4 products: the sizes that they take, and which products the one without an
+elementwise operation multiplies."""
 
 import math
 
@@ -14,8 +15,8 @@ DTYPES = "bfloat16", "float16"
 # (experiments/benchmarks/results/probe/nvidia-h200_without_library_2026-11-29.md).
 OF_LIBRARY, LIBRARY = 1.12, 1.4
 TILE = 256  # rows and columns of a tile of the result
-# Sizes must be multiples of these.
-MULTIPLES = {"rows of the packed operand": 64, "K": 128, "columns of the dense operand": 8}
+ROWS, DEPTH = 64, 128  # of which the sizes of the packed operand must be multiples
+MULTIPLES = {"rows of the packed operand": ROWS, "K": DEPTH, "columns of the dense operand": 8}
 MOST = 1 << 30  # of each size
 # Bytes in which clusters of blocks leave sums for each other: 72 clusters, for each two tiles of 256 x 256
 # float32, the signals of 16 warps, and a number.

@@ -6,16 +6,13 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jax_sparse24.dispatch import hardware
+from jax_sparse24.dispatch import hardware, hopper
 from jax_sparse24.dispatch.decision import Decision
 from jax_sparse24.dispatch.operation import Kernel, Operation
 from jax_sparse24.ops.compressed24 import Compressed24, compress
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.packed24 import Packed24
 from jax_sparse24.ops.reference.slope import activation_gradient
-
-# What the kernel takes: multiples of K and of the packed operand's free axis, and the largest size.
-DEPTH, ROWS, MOST = 128, 64, 1 << 30
 
 
 def matmul_squared_relu(
@@ -103,7 +100,7 @@ def _fits(axis: int, _, x_Td, w, *saved, **__) -> bool:
         return False
     if {jnp.dtype(x.dtype) for x in (x_Td, w, *saved)} != {jnp.dtype(jnp.bfloat16)}:
         return False
-    return d % DEPTH == f % ROWS == 0 < d and max(T, d, f) <= MOST
+    return d % hopper.DEPTH == f % hopper.ROWS == 0 < d and max(T, d, f) <= hopper.MOST
 
 
 def _faster(name: str, dtype, **_) -> bool:

@@ -27,7 +27,7 @@ from jax_sparse24.ops.matmul_pointwise import (
     squared_relu,
 )
 from jax_sparse24.ops.reference.slope import activation_gradient
-from tests.gpu.test_runtime import assert_same_with_graphs
+from tests.gpu.test_runtime import assert_same_for_ten_thousand_calls, assert_same_with_graphs
 from tests.ops import not_finite
 from tests.ops.data import assert_same_bits
 
@@ -250,29 +250,13 @@ def test_threads_with_streams_of_their_own():
 
 
 def test_ten_thousand_calls():
-    """Of two shapes in turn, beside another kernel that changes when blocks start: always the same bits."""
     given = [(x, packed(w)) for x, w in (operands(shape, 5) for shape in ((2000, 768, 1600), (257, 128, 64)))]
     slopes = [
         (dy3, packed(w.T, -1), squared_relu(operands((len(dy3), w.shape[1], 8), 6)[0]))
         for dy3, w in (operands(shape, 7) for shape in ((2000, 768, 1600), (257, 128, 64)))
     ]
-    run = lambda *args: (one if len(args) == 2 else sloped)(*args)  # noqa: E731
-    given += slopes
-    want = [jax.jit(run)(*args) for args in given]
-
-    @jax.jit
-    def differ(n, *given):
-        def again(i, state):
-            wrong, noise = state
-            for (x, *rest), expected in zip(given, want, strict=True):
-                x, noise = jax.lax.optimization_barrier((x, noise))
-                wrong += jnp.sum(run(x, *rest) != expected)
-                noise = jnp.sin(noise[: 1 << 16] + i)
-            return wrong, noise
-
-        return jax.lax.fori_loop(0, n, again, (jnp.int32(0), jnp.zeros(1 << 16)))[0]
-
-    assert int(differ(5000, *given)) == 0
+    for run, args in ((one, given), (sloped, slopes)):
+        assert_same_for_ten_thousand_calls(run, args)
 
 
 def test_large():

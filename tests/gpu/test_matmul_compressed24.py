@@ -18,7 +18,7 @@ from jax_sparse24.dispatch.product import Product
 from jax_sparse24.ops import compressed24
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.order import regroup
-from tests.gpu.test_runtime import assert_same_with_graphs
+from tests.gpu.test_runtime import assert_same_for_ten_thousand_calls, assert_same_with_graphs
 from tests.ops.data import assert_same_bits
 
 HERE = generation()
@@ -198,23 +198,8 @@ def test_threads_with_streams_of_their_own():
 
 
 def test_ten_thousand_calls():
-    """Of two shapes in turn, beside another kernel that changes when blocks start: always the same bits."""
     given = [operands(shape, 5) for shape in ((768, 1024, 768), (320, 512, 2056))]
-    want = [multiply(*args) for args in given]
-
-    @jax.jit
-    def differ(n, *given):
-        def again(i, state):
-            wrong, noise = state
-            for (p, d), expected in zip(given, want, strict=True):
-                p, noise = jax.lax.optimization_barrier((p, noise))
-                wrong += jnp.sum(multiply(p, d) != expected)
-                noise = jnp.sin(noise[: 1 << 16] + i)
-            return wrong, noise
-
-        return jax.lax.fori_loop(0, n, again, (jnp.int32(0), jnp.zeros(1 << 16)))[0]
-
-    assert int(differ(5000, *given)) == 0
+    assert_same_for_ten_thousand_calls(multiply, given)
 
 
 def test_large():

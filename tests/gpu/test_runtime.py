@@ -94,6 +94,26 @@ def assert_same_with_graphs(program):
     assert printed["off"] == printed["default"] == printed["all"]
 
 
+def assert_same_for_ten_thousand_calls(run, given):
+    """That `run(*args)` always gives the same bits: for each of `given` in turn, beside another kernel that
+    changes when blocks start."""
+    want = [jax.jit(run)(*args) for args in given]
+
+    @jax.jit
+    def differ(n, *given):
+        def again(i, state):
+            wrong, noise = state
+            for (x, *rest), expected in zip(given, want, strict=True):
+                x, noise = jax.lax.optimization_barrier((x, noise))
+                wrong += jnp.sum(run(x, *rest) != expected)
+                noise = jnp.sin(noise[: 1 << 16] + i)
+            return wrong, noise
+
+        return jax.lax.fori_loop(0, n, again, (jnp.int32(0), jnp.zeros(1 << 16)))[0]
+
+    assert int(differ(10_000 // len(given), *given)) == 0
+
+
 @pytest.mark.parametrize("name", PRODUCERS)
 def test_threads(name):
     """Programs that run at once, each compiled for its shape."""
