@@ -63,6 +63,8 @@ def _info_lines() -> list[str]:
     lines.append(f"  ffi (CUDA)  {'on ' if cuda else 'off'}   {reason}")
     obstacle = unreachable or library_obstacle()
     detail = obstacle or f"version {_dotted(cusparselt.version())}"
+    if obstacle and not unreachable and hardware.runs_code("sm_90a"):
+        detail += "; our kernel takes its place in whole tiles (s24.explain)"
     lines.append(f"  cusparselt  {'off' if obstacle else 'on '}   {detail}")
     if not unreachable:
         found, note = table.tables()

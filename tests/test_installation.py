@@ -12,8 +12,8 @@ import jax
 import pytest
 
 import jax_sparse24 as s24
-from jax_sparse24 import versions
-from jax_sparse24.dispatch import native, table
+from jax_sparse24 import installation, versions
+from jax_sparse24.dispatch import hardware, native, table
 
 
 def check_info(out):
@@ -39,6 +39,16 @@ def test_info_names_versions_devices_and_implementations(capsys):
     assert re.search(
         r"^where none is named: (the faster, as measured on|dense products; run s24.tune)", out, re.M
     )
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_info_says_what_takes_the_place_of_cusparselt(runs, capsys, monkeypatch):
+    monkeypatch.setattr(installation, "library_obstacle", lambda: "it does not open")
+    monkeypatch.setattr(hardware, "runs_code", lambda code: runs and code == "sm_90a")
+    s24.info()
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("  cusparselt"))
+    assert line.startswith("  cusparselt  off   it does not open")
+    assert ("our kernel takes its place" in line) == runs
 
 
 def test_info_runs_as_a_module():
