@@ -148,10 +148,13 @@ def changed(right: Call, legal: tuple[str, ...]) -> Iterator[tuple[str, bool, Ca
 
 
 def misplaced(right: Call, platform: str) -> Iterator[tuple[str, bool, Call]]:
-    """One of the arrays begins at its second element, which CUDA's targets refuse; as in `changed`."""
-    for number, name in enumerate([*right.operands, *right.results]):
-        what = f"{name} begins at its second element"
-        yield what, platform == "cpu", dataclasses.replace(right, misplaced=number)
+    """One of the arrays that have elements begins at its second one, which CUDA's targets refuse; as in
+    `changed`."""
+    arrays = [*right.operands.items(), *right.results.items()]
+    for number, (name, (shape, _)) in enumerate(arrays):
+        if 0 not in shape:
+            what = f"{name} begins at its second element"
+            yield what, platform == "cpu", dataclasses.replace(right, misplaced=number)
 
 
 def turned(right: Call) -> Iterator[tuple[str, bool, Call]]:
