@@ -177,7 +177,7 @@ class Settings:
     producer: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction] = ()
     """for producers: those alone, as "mvue_pack24 exact" or "gated backward". Default: all"""
     own_kernel: bool = False
-    """for gemm, in 16 bits on a GPU with cuSPARSELt: also 2:4 by our own kernel, which is slower"""
+    """for gemm, in 16 bits on a GPU with cuSPARSELt: also 2:4 by our own kernel"""
     parts: bool = True
     """for ffn: also each producer and each product by itself"""
     out: Path | None = None
