@@ -13,11 +13,11 @@ import jax_sparse24 as s24
 from jax_sparse24.dispatch import decision, hardware, native, operation
 from jax_sparse24.dispatch.decision import named
 from jax_sparse24.dispatch.generations import AMPERE, BLACKWELL, HOPPER
+from jax_sparse24.dispatch.hopper import MOST
 from jax_sparse24.ops.matmul import contract
 from jax_sparse24.ops.matmul_pointwise import (
     MATMUL_SLOPE,
     MATMUL_SQUARED_RELU,
-    MOST,
     matmul_slope,
     matmul_squared_relu,
 )
