@@ -188,14 +188,13 @@ def _product(
     entry, dense = found.entry, Decision("dense", found.reason, entry=found.entry)
     if entry is None:
         return dense
-    unfit = hopper.misfit(product) or ("" if "compressed" in forms else "its operand is not compressed")
     if entry["implementation"] == "cusparselt":
         obstacle = library_obstacle() or misfit
         if found.packed and not obstacle:
             algorithm = cusparselt.Descriptor.of(product).accepted(entry.get("algorithm"))
             return Decision("cusparselt", found.reason, form, algorithm=algorithm, entry=entry)
         reason = obstacle if found.packed else found.reason
-        if unfit or found.gain < hopper.gain_to_stand_in(product):
+        if _unfit_for_ours(product, forms) or found.gain < hopper.gain_to_stand_in(product):
             return dataclasses.replace(dense, reason=reason)
         reason = f"{reason}; our kernel for Hopper takes {hopper.OF_LIBRARY} times as long at most"
         slowest = {**entry, "packed_us": entry["packed_us"] * hopper.OF_LIBRARY}
@@ -207,6 +206,7 @@ def _product(
     measured = dataclasses.replace(product, shape=tuple(entry["shape"]), out_dtype=None)
     if here is None or here.code != "sm_90a" or hopper.unfit(measured):
         return Decision("auto", found.reason, "packed", entry=entry)
+    unfit = _unfit_for_ours(product, forms)
     if not unfit:
         return Decision("ffi", found.reason, "compressed", entry=entry)
     reason = f"{found.reason} by our kernel for Hopper, but here {unfit}"
@@ -214,6 +214,12 @@ def _product(
     if obstacle or found.gain < hopper.LIBRARY:
         return dataclasses.replace(dense, reason=f"{reason}; {obstacle or 'cuSPARSELt may be slower'}")
     return Decision("cusparselt", reason, form, entry=entry)
+
+
+def _unfit_for_ours(product: Product, forms: tuple[Form, ...]) -> str:
+    """Why our kernel for Hopper cannot multiply a product whose operand is made in one of these forms, or an
+    empty string."""
+    return hopper.misfit(product) or ("" if "compressed" in forms else "its operand is not compressed")
 
 
 def _measured_algorithm(product: Product) -> int | None:
