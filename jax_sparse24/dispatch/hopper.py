@@ -10,10 +10,10 @@ from jax_sparse24.dispatch.product import Product
 from jax_sparse24.dispatch.table import BORROWED
 
 DTYPES = "bfloat16", "float16"
-# In all products in which both were measured on an H200, the kernel took at most OF_LIBRARY times as long as
-# cuSPARSELt, and the library at most LIBRARY times as long as the kernel
+# In all products in which both were measured, the kernel took at most OF_LIBRARY times as long as cuSPARSELt,
+# and the library at most LIBRARY times as long as the kernel. That was on one GPU, whose name this is
 # (experiments/benchmarks/results/probe/nvidia-h200_without_library_2026-11-29.md).
-OF_LIBRARY, LIBRARY = 1.12, 1.4
+OF_LIBRARY, LIBRARY, MEASURED_ON = 1.12, 1.4, "nvidia-h200"
 TILE = 256  # rows and columns of a tile of the result
 ROWS, DEPTH = 64, 128  # of which the sizes of the packed operand must be multiples
 MULTIPLES = {"rows of the packed operand": ROWS, "K": DEPTH, "columns of the dense operand": 8}
@@ -48,14 +48,14 @@ def misfit(product: Product) -> str:
 
 
 def gain_to_stand_in(product: Product) -> float:
-    """By which factor cuSPARSELt's product must have been faster than needed, for the kernel to be taken
-    where the library is missing.
+    """The least `table.Measured.gain` of cuSPARSELt's product with which the kernel takes its place where the
+    library is missing.
 
-    product: for which there is no obstacle. Products with parts of tiles were not compared with the library,
-        and none was on other GPUs than an H200.
+    product: one that the kernel multiplies here.
 
-    Returns: the factor; infinity for a result with parts of tiles."""
+    Returns: a number from 1 on; infinity for a result that is not made of whole tiles, since such products
+        were not compared with the library's."""
     (M, _, N) = product.shape
     if M % TILE or N % TILE:
         return math.inf
-    return OF_LIBRARY * (1.0 if hardware.hardware().name == "nvidia-h200" else BORROWED)
+    return OF_LIBRARY * (1.0 if hardware.hardware().name == MEASURED_ON else BORROWED)

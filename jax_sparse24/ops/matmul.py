@@ -452,8 +452,9 @@ def _gradients(
     return d_values, d_dense_KN.T if dense_k_last else d_dense_KN, d_bias
 
 
-# The operands are the parts of a matrix packed along its last axis, a dense one, and a bias or None. The
-# activation is for cuSPARSELt only, and both are for it where it applies them.
+# The operands are the parts of a matrix packed along its last axis, a dense one, and a bias or None. A bias
+# is given where cuSPARSELt or our kernel for Hopper adds it to the sums, an activation where cuSPARSELt
+# applies it.
 MATMUL = Operation(
     "matmul",
     _reference,
